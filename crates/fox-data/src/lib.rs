@@ -41,7 +41,7 @@ pub mod task;
 mod tokenizer;
 mod zarr;
 
-pub use chat::{ChatError, ChatMessage, ChatTemplate, TemplateLimit};
+pub use chat::{ChatError, ChatMessage, ChatRenderer, ChatTemplate, TemplateLimit};
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
 pub use dataset::{
     Dataset, DocumentChunk, DocumentChunks, DocumentLengths, MemoryDataset, Split, open_dataset,
@@ -50,7 +50,7 @@ pub use error::{Error, Result};
 pub use loader::{
     Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,
 };
-pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, prepare};
+pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Replace, prepare};
 pub use shard::{Index, PreparedDataset, ShardEntry, SplitIndex, Verify};
 pub use synthetic::{
     NeedleCase, START_WORD, SyntheticConfig, SyntheticDataset, SyntheticTokenizer,

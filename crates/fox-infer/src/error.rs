@@ -7,6 +7,14 @@ pub enum Error {
     /// An option is out of range.
     #[error("{0}")]
     Option(String),
+    /// A `generation_config.json` that cannot be used.
+    #[error("{}: {detail}; correct or remove the file", path.display())]
+    GenerationConfig {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
     /// The operating system did not start a thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[from] std::io::Error),

@@ -46,6 +46,29 @@ pub fn on_stop(act: impl FnOnce() + Send + 'static) -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Calls `act` in another thread for every SIGINT (Ctrl-C), which then does not end the program.
+pub fn on_interrupt(act: impl Fn() + Send + 'static) -> Result<()> {
+    if has(ignored_signals(), SIGINT) {
+        return Ok(());
+    }
+    let asked = Arc::new(AtomicBool::new(false));
+    flag::register(SIGINT, Arc::clone(&asked)).context("cannot listen for signals")?;
+    thread::spawn(move || {
+        loop {
+            thread::sleep(POLL_EVERY);
+            if asked.swap(false, Ordering::Relaxed) {
+                act();
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Ends the program as an interrupt does, without running destructors.
+pub fn exit_interrupted() -> ! {
+    signal_hook::low_level::exit(INTERRUPTED)
+}
+
 /// A command that starts this program as a child which stops when its standard input closes. The child is in its own
 /// process group: a signal of the terminal that arrives together with the closed input would count as the second.
 pub fn child_process() -> Result<Command> {
@@ -61,7 +84,7 @@ pub fn child_process() -> Result<Command> {
 pub fn exit_on_signal(message: &'static str) -> Result<()> {
     on_stop(move || {
         output::note(&format!("\n{message}"));
-        signal_hook::low_level::exit(INTERRUPTED);
+        exit_interrupted();
     })?;
     Ok(())
 }

@@ -32,6 +32,14 @@ pub enum Error {
     /// A safetensors file is damaged.
     #[error("{file} is not a valid safetensors file: {detail}", file = file.display())]
     Safetensors { file: PathBuf, detail: String },
+    /// Weights in a format that runs code when it is read.
+    #[error(
+        "{dir} has its weights as pytorch_model.bin, and reading those can run any code; convert them where you trust \
+         it: python -c 'from transformers import AutoModelForCausalLM as A; A.from_pretrained(\"{dir}\")\
+         .save_pretrained(\"OUT\")'",
+        dir = dir.display()
+    )]
+    PickledWeights { dir: PathBuf },
     /// The tensors of a checkpoint do not match its configuration.
     #[error("the tensors in {dir} do not fit its config.json:{list}",
         dir = dir.display(), list = problem_list(problems))]

@@ -322,3 +322,16 @@ proptest! {
         prop_assert!(open_bytes(&bytes).is_err());
     }
 }
+
+#[test]
+fn pickled_weights_name_the_conversion() {
+    let folder = tempdir().unwrap();
+    fs::copy(dump("hf_llama").join("config.json"), folder.path().join("config.json")).unwrap();
+    for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        fs::write(folder.path().join(name), "x").unwrap();
+        let error = CheckpointReader::open(folder.path()).unwrap_err();
+        assert!(matches!(error, Error::PickledWeights { .. }), "{error}");
+        assert!(error.to_string().contains(".save_pretrained("), "{error}");
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+}

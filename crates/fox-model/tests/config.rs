@@ -83,6 +83,8 @@ fn fields_without_effect_survive_a_round_trip() {
         r#"{"model_type": "samba-project_fox", "hidden_ratio": 3}"#,
         r#"{"model_type": "samba-project_fox", "intermediate_size": 4096}"#,
         r#"{"model_type": "mamba2", "hidden_ratio": 3, "intermediate_size": 512}"#,
+        r#"{"model_type": "fox", "eos_token_id": [5, 7, 9]}"#,
+        r#"{"model_type": "fox", "eos_token_id": null}"#,
     ] {
         let (config, kind) = parse(text).unwrap();
         let written = config.to_json(kind).unwrap().to_string();
@@ -98,7 +100,8 @@ fn defaults_match_the_references() {
     let (config, kind) = parse(r#"{"model_type": "forgetting_transformer-project_fox"}"#).unwrap();
     assert_eq!(kind.as_str(), FOX);
     assert_eq!((config.vocab_size, config.hidden_size, config.num_layers), (32000, 2048, 24));
-    assert_eq!((config.tokens.bos, config.tokens.eos, config.tokens.pad), (Some(1), Some(2), None));
+    let tokens = &config.tokens;
+    assert_eq!((tokens.bos, tokens.eos.as_slice(), tokens.pad), (Some(1), &[2][..], None));
     assert_eq!(mixer(&config), &ForgettingConfig::fox_llama(32));
     assert_eq!(config.mlp_width(), 5632);
     let (config, _) = parse(r#"{"model_type": "transformer-project_fox"}"#).unwrap();

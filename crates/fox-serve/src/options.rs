@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use fox_infer::Sampling;
+
 use crate::access::AccessLog;
 use crate::chat::ChatTemplate;
 
@@ -17,6 +19,10 @@ pub struct ServeOptions {
     pub aliases: Vec<String>,
     /// Chat template.
     pub chat: ChatTemplate,
+    /// Ids that end an answer, besides the tokenizer's marker and the end ids of the model's configuration.
+    pub end_ids: Vec<i32>,
+    /// Sampling parameters of requests that do not set them; every request has its own seed.
+    pub sampling: Sampling,
     /// Whether unknown fields of a request are refused; otherwise a header of the answer names them.
     pub strict: bool,
     /// Sites whose pages may use the server, such as `https://app.example`, or `*`. On loopback they are also
@@ -57,6 +63,8 @@ impl Default for ServeOptions {
             api_key: None,
             aliases: Vec::new(),
             chat: ChatTemplate::default(),
+            end_ids: Vec::new(),
+            sampling: Sampling::default(),
             strict: false,
             allow_origins: Vec::new(),
             compare: None,

@@ -4,7 +4,7 @@
 mod common;
 
 use common::client::{get, open_json, post};
-use common::{serve, serve_with};
+use common::{serve, serve_model, serve_with};
 use fox_infer::EngineOptions;
 use fox_serve::{ChatTemplate, ServeOptions};
 use serde_json::{Value, json};
@@ -112,12 +112,9 @@ fn rejects_invalid_messages() {
     for (body, param, words) in [
         (json!({}), "messages", "messages is missing"),
         (json!({ "messages": [] }), "messages", "not empty"),
-        (json!({ "messages": [{ "role": "tool", "content": "x" }] }), "messages", "role tool"),
-        (
-            json!({ "messages": user, "tools": [{ "type": "function" }] }),
-            "tools",
-            "calls no functions",
-        ),
+        (json!({ "messages": [{ "role": "fox", "content": "x" }] }), "messages", "role fox"),
+        (json!({ "messages": user, "tools": [{ "type": "function" }] }), "tools", "function.name"),
+        (json!({ "messages": user, "tool_choice": "required" }), "tool_choice", "one of the tools"),
         (json!({ "messages": user, "top_logprobs": 2 }), "top_logprobs", "logprobs = true"),
         (
             json!({ "messages": user, "logprobs": true, "top_logprobs": 21 }),
@@ -127,7 +124,7 @@ fn rejects_invalid_messages() {
         (
             json!({ "messages": user, "response_format": { "type": "json_schema" } }),
             "response_format",
-            "plain",
+            "no json_schema.schema",
         ),
         (json!({ "messages": [{ "role": "user", "content": "no" }] }), "messages", "no such role"),
     ] {
@@ -136,11 +133,9 @@ fn rejects_invalid_messages() {
         assert_eq!((reply.status, error["param"].as_str()), (400, Some(param)), "{body}: {error}");
         assert!(error["message"].as_str().unwrap().contains(words), "{error}");
     }
-    for path in ["/v1/responses", "/v1/embeddings"] {
-        let reply = post(server.address, path, &json!({ "input": "x" })).unwrap();
-        let message = reply.json()["error"]["message"].as_str().unwrap().to_string();
-        assert!(reply.status == 501 && message.starts_with(path), "{message}");
-    }
+    let reply = post(server.address, "/v1/embeddings", &json!({ "input": "x" })).unwrap();
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_string();
+    assert!(reply.status == 501 && message.starts_with("/v1/embeddings"), "{message}");
 }
 
 #[test]
@@ -248,4 +243,36 @@ fn prompt_logprobs_equal_echo() {
     assert_eq!(both["choices"][0]["prompt_logprobs"].as_array().unwrap().len(), 4);
     let text = both["choices"][0]["text"].as_str().unwrap();
     assert_eq!(text.matches('\u{1}').count(), 1, "the prompt is echoed once: {text:?}");
+}
+
+/// Every id of `config.json`, `generation_config.json` and the tokenizer ends an answer.
+#[test]
+fn stops_at_every_end_id() {
+    let mut config = fox_model::ModelConfig::fox_pro(32, 2, 2);
+    config.vocab_size = 256;
+    config.tokens.eos = vec![3, 4];
+    let model = fox_model::Model::init(&config, 7, &fox_cpu::device()).unwrap();
+    let options = ServeOptions { end_ids: vec![4, 5], ..ServeOptions::default() };
+    let server = serve_model(model, EngineOptions::default(), options);
+    let base = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 4 });
+    for (id, reason) in [(3, "stop"), (4, "stop"), (5, "stop"), (255, "stop"), (6, "length")] {
+        let body = with(&base, json!({ "logit_bias": { id.to_string(): 100 } }));
+        let choice = &post(server.address, CHAT, &body).unwrap().json()["choices"][0];
+        assert_eq!(choice["finish_reason"], reason, "{id}");
+        assert_eq!(choice["message"]["content"] == "", reason == "stop", "{choice}");
+    }
+}
+
+#[test]
+fn sampling_defaults_apply_unless_set() {
+    let sampling = fox_infer::Sampling { temperature: 0.0, ..fox_infer::Sampling::default() };
+    let options = ServeOptions { sampling, ..ServeOptions::default() };
+    let server = serve_with(EngineOptions::default(), options);
+    let base = json!({ "prompt": "fox", "max_tokens": 12, "ignore_eos": true });
+    let text = |extra: Value| server.complete(&with(&base, extra))["choices"][0]["text"].clone();
+    assert_eq!(text(json!({ "seed": 1 })), text(json!({ "seed": 2 })));
+    assert_ne!(
+        text(json!({ "seed": 1, "temperature": 1.5 })),
+        text(json!({ "seed": 2, "temperature": 1.5 }))
+    );
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fox_data::task::{TaskConfig, TaskDataset};
 use fox_data::{
-    Dataset, Loader, LoaderConfig, Split, SyntheticDataset, Tokenizer, Verify, open_dataset,
+    ChatTemplate, Dataset, Loader, LoaderConfig, Split, SyntheticDataset, Tokenizer, Verify,
+    open_dataset,
 };
 
 use crate::evaluate::Evaluator;
@@ -20,6 +21,8 @@ pub struct RunData {
     pub heldout: Option<Arc<dyn Dataset>>,
     /// The tokenizer, when it is known.
     pub tokenizer: Option<Tokenizer>,
+    /// The template of conversations that are trained on.
+    pub chat: Option<ChatTemplate>,
 }
 
 impl RunData {
@@ -58,7 +61,7 @@ impl RunData {
             check_heldout(recipe, (path, &*train), (other, &**data))?;
         }
         let tokenizer = wanted.or_else(|| tokenizer_of(path, &*train));
-        Ok(RunData { train, heldout, tokenizer })
+        Ok(RunData { train, heldout, tokenizer, chat: None })
     }
 
     /// The cases of a task. Their tokens are not text, so there is no tokenizer.
@@ -78,6 +81,7 @@ impl RunData {
             train: Arc::new(TaskDataset::train(task.clone())?),
             heldout: Some(Arc::new(heldout)),
             tokenizer: None,
+            chat: None,
         })
     }
 
@@ -95,15 +99,17 @@ impl RunData {
             let detail = "is missing; name the tokenizer of data.messages, or begin with a checkpoint that has one";
             return Err(crate::Error::value(&recipe.name, "data.tokenizer", detail));
         };
+        let (origin, init) = (&recipe.name, recipe.init_folder()?);
+        let chat = messages.chat_template(origin, init.as_deref(), &tokenizer)?;
         let open = |file: &Path, length: usize| -> Result<Arc<dyn Dataset>> {
-            let origin = &recipe.name;
-            Ok(Arc::new(MessagesDataset::open(origin, messages, file, &tokenizer, length)?))
+            let text = (&tokenizer, &chat);
+            Ok(Arc::new(MessagesDataset::open(origin, messages, file, text, length)?))
         };
         let length = recipe.data.sequence_length;
         let train = open(&messages.path, length)?;
         let judged = recipe.evaluation.length.unwrap_or(length);
         let heldout = messages.heldout.as_deref().map(|file| open(file, judged)).transpose()?;
-        Ok(RunData { train, heldout, tokenizer: Some(tokenizer) })
+        Ok(RunData { train, heldout, tokenizer: Some(tokenizer), chat: Some(chat) })
     }
 
     fn synthetic(recipe: &Recipe, wanted: Option<Tokenizer>) -> Result<RunData> {
@@ -115,13 +121,13 @@ impl RunData {
                 &recipe.name,
                 "data.tokenizer",
                 format!(
-                    "is {}, but the embedded corpus has its own; give prepared data with --data",
+                    "is {}, but the embedded corpus has its own; give prepared data (data.path)",
                     wanted.identity().name
                 ),
             ));
         }
         let heldout = Arc::new(SyntheticDataset::new(config.held_out()));
-        Ok(RunData { train, heldout: Some(heldout), tokenizer: Some(tokenizer) })
+        Ok(RunData { train, heldout: Some(heldout), tokenizer: Some(tokenizer), chat: None })
     }
 
     /// The loader of the training data.
@@ -133,6 +139,11 @@ impl RunData {
             ..LoaderConfig::new(recipe.data.sequence_length, recipe.training.batch)
         };
         Ok(Loader::new(self.train.clone(), config)?)
+    }
+
+    /// Tokens of all training sequences, each once; the remainder that fills no batch is left out.
+    pub fn epoch_tokens(&self, recipe: &Recipe) -> Result<u64> {
+        Ok(self.loader(recipe)?.batches_per_epoch() * recipe.tokens_per_step())
     }
 
     /// The evaluation on held-out data, when there are any and the recipe wants it.

@@ -132,7 +132,12 @@ mod tests {
         let set = ["data.epochs=1", "data.sequence_length=128", "schedule.warmup_tokens=0"];
         let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
         let train = fox_data::MemoryDataset::new(vec![vec![1; 4096]; 4], 8, 0, "ones");
-        let data = RunData { train: std::sync::Arc::new(train), heldout: None, tokenizer: None };
+        let data = RunData {
+            train: std::sync::Arc::new(train),
+            heldout: None,
+            tokenizer: None,
+            chat: None,
+        };
         let device = fox_cpu::device();
         let error = dry_run(&recipe, &data, true, &device).unwrap_err();
         assert!(matches!(error, crate::Error::DataEnd { .. }), "{error}");

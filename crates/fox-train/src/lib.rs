@@ -39,6 +39,7 @@ mod error;
 pub mod evaluate;
 mod export;
 mod files;
+mod fit;
 pub mod gates;
 mod memory_check;
 pub mod messages;
@@ -48,6 +49,7 @@ mod overlapped_reduce;
 pub mod own_text;
 pub mod recipe;
 mod run_folder;
+mod run_paths;
 mod run_spec;
 mod schedule;
 mod stages;
@@ -61,7 +63,7 @@ mod tuning;
 
 pub use dry_run::{DryRun, dry_run};
 pub use error::{Error, Result};
-pub use export::{export, export_run};
+pub use export::{Companions, export, export_run};
 pub use optimizer::{
     AdamW, Muon, Optimizer, OptimizerRecipe, Rule, Scale, StepInput, StepReport, Trained, Updater,
     optimizer_names,

@@ -186,8 +186,12 @@ mod tests {
         let stages = |epochs: u64, steps: u64| {
             let documents = vec![vec![1; 1024]; 4];
             let train = fox_data::MemoryDataset::new(documents, 8, 0, "ones");
-            let data =
-                RunData { train: std::sync::Arc::new(train), heldout: None, tokenizer: None };
+            let data = RunData {
+                train: std::sync::Arc::new(train),
+                heldout: None,
+                tokenizer: None,
+                chat: None,
+            };
             let mut recipe = recipe("[]").unwrap();
             recipe.data.epochs = Some(epochs);
             recipe.training.tokens = steps * recipe.tokens_per_step();

@@ -1,17 +1,18 @@
 //! The training loop: steps, log records, evaluations, checkpoints, and the final export.
 
+use std::f64::consts::LN_2;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use fox_base::durable;
-use fox_data::{Batch, Tokenizer};
+use fox_data::Batch;
 use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
 use fox_tensor::Tensor;
 
 use crate::checkpoint::CheckpointStore;
 use crate::evaluate::Evaluator;
-use crate::export::export;
+use crate::export::{Companions, export};
 use crate::gates::{half_lives, pruned_fractions};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::recipe::Weights;
@@ -62,11 +63,7 @@ pub(crate) struct TrainLoop<'a> {
 
 impl TrainLoop<'_> {
     /// Runs the remaining steps, exports the model and writes the summary.
-    pub(crate) fn run(
-        mut self,
-        notices: &[String],
-        tokenizer: Option<Tokenizer>,
-    ) -> Result<Outcome> {
+    pub(crate) fn run(mut self, notices: &[String], companions: Companions) -> Result<Outcome> {
         for notice in notices {
             self.report(&Event::Notice(notice));
         }
@@ -79,13 +76,20 @@ impl TrainLoop<'_> {
         let finished = self.stepper.state.step >= start.steps;
         if finished {
             self.check_end(self.param_norm()?)?;
-            self.export(tokenizer.as_ref())?;
+            self.export(&companions)?;
         }
         let Stepper { state, .. } = &self.stepper;
         let summary = match &self.records {
             None => None,
             Some(RunFiles { folder, .. }) => {
-                let summary = Summary::collect(&self.start, state, finished, folder.path())?;
+                let mut summary = Summary::collect(&self.start, state, finished, folder.path())?;
+                let bytes = match (&self.evaluator, &companions.tokenizer) {
+                    (Some(evaluator), Some(tokenizer)) => evaluator.bytes_per_token(tokenizer)?,
+                    _ => None,
+                };
+                if let (Some(evaluation), Some(bytes)) = (&summary.evaluation, bytes) {
+                    summary.bits_per_byte = Some(evaluation.loss / LN_2 / bytes);
+                }
                 if finished {
                     summary.write(folder.path())?;
                 }
@@ -94,7 +98,7 @@ impl TrainLoop<'_> {
         };
         let gone = || fox_dist::Error::Refused("rank 0 sent no summary of the run".into());
         let summary = self.group.broadcast_value(summary)?.ok_or_else(gone)?;
-        Ok(Outcome { model: self.stepper.model, tokenizer, summary })
+        Ok(Outcome { model: self.stepper.model, tokenizer: companions.tokenizer, summary })
     }
 
     /// Steps until the end or until someone asks to stop; ends with a checkpoint.
@@ -264,7 +268,7 @@ impl TrainLoop<'_> {
     }
 
     /// Leaves the weights that were asked for in the model, and in the folder.
-    fn export(&mut self, tokenizer: Option<&Tokenizer>) -> Result<()> {
+    fn export(&mut self, companions: &Companions) -> Result<()> {
         let Stepper { model, updater, .. } = &mut self.stepper;
         if self.recipe.evaluation.weights == Weights::Ema {
             updater.put_average(model)?;
@@ -275,7 +279,7 @@ impl TrainLoop<'_> {
         records.folder.check_present()?;
         let folder = records.folder.path().join(EXPORT);
         if durable::is_vacant(&folder)? {
-            export(&self.stepper.model, tokenizer, &folder)?;
+            export(&self.stepper.model, companions, &folder)?;
             self.report(&Event::Exported(&folder));
         }
         Ok(())

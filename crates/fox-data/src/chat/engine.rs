@@ -4,6 +4,8 @@
 //! large values (`+`, `~`, `*`, lists, slices, calls, filters) calls of metering functions are inserted, whose names
 //! contain a space so that no template can call or replace them. Filters that multiply text are wrapped.
 
+use std::collections::BTreeMap;
+
 use minijinja::machinery::{
     CodeGenerator, Instruction, Instructions, Token, Vm, WhitespaceConfig, make_string_output,
     parse, tokenize,
@@ -24,6 +26,7 @@ use super::{ChatError, ChatMessage};
 /// The variables of a chat template.
 pub(super) struct Context<'a> {
     pub(super) messages: &'a [ChatMessage],
+    pub(super) tools: &'a [serde_json::Value],
     pub(super) add_generation_prompt: bool,
     pub(super) bos_token: &'a str,
     pub(super) eos_token: &'a str,
@@ -43,39 +46,60 @@ const BEFORE_COMPARE: &str = "meter compare";
 const BEFORE_STORE: &str = "meter store";
 const ONE: &str = "__one";
 
-/// Compiles a template and drops the result.
-pub(super) fn compile(source: &str) -> Result<(), ChatError> {
-    let source = without_constant_products(source)?;
-    instructions(&source).map(drop)
-}
-
-/// Renders a template.
-pub(super) fn render(source: &str, values: &Context<'_>) -> Result<String, ChatError> {
+/// Compiles a template and passes it to `work`.
+pub(super) fn with_compiled<T>(
+    source: &str,
+    work: impl FnOnce(&Compiled<'_>) -> Result<T, ChatError>,
+) -> Result<T, ChatError> {
     let source = without_constant_products(source)?;
     let (root, blocks) = instructions(&source)?;
-    let message_bytes = |m: &ChatMessage| m.role.len() + m.content.len() + 64;
-    let input: usize = values.messages.iter().map(message_bytes).sum();
-    let environment = environment(&Meter::new(input + source.len()));
-    let context = context! {
-        messages => Value::from_serialize(values.messages),
-        add_generation_prompt => values.add_generation_prompt,
-        bos_token => values.bos_token,
-        eos_token => values.eos_token,
-    };
-    let root = rewrite(&root);
     let blocks = blocks.iter().map(|(name, block)| (*name, rewrite(block))).collect();
-    let mut text = String::new();
-    let mut output = make_string_output(&mut text);
-    Vm::new(&environment)
-        .eval(&root, context, &blocks, &mut output, AutoEscape::None)
-        .map(drop)
-        .map_err(|error| chat_error(&error))?;
-    Ok(text)
+    work(&Compiled { root: rewrite(&root), blocks, source_bytes: source.len() })
 }
 
-type Compiled<'s> = (Instructions<'s>, std::collections::BTreeMap<&'s str, Instructions<'s>>);
+/// A compiled template.
+pub(super) struct Compiled<'s> {
+    root: Instructions<'s>,
+    blocks: BTreeMap<&'s str, Instructions<'s>>,
+    source_bytes: usize,
+}
 
-fn instructions(source: &str) -> Result<Compiled<'_>, ChatError> {
+impl Compiled<'_> {
+    /// Renders the template.
+    pub(super) fn render(&self, values: &Context<'_>) -> Result<String, ChatError> {
+        let value_bytes = |value: &serde_json::Value| value.to_string().len() + 64;
+        let message_bytes = |m: &ChatMessage| {
+            let calls: usize = m.tool_calls.iter().map(value_bytes).sum();
+            m.role.len() + m.content.len() + calls + 64
+        };
+        let tools: usize = values.tools.iter().map(value_bytes).sum();
+        let input = tools + values.messages.iter().map(message_bytes).sum::<usize>();
+        // Templates ask whether there are tools.
+        let listed = match values.tools {
+            [] => Value::from(()),
+            list => Value::from_serialize(list),
+        };
+        let environment = environment(&Meter::new(input + self.source_bytes));
+        let context = context! {
+            messages => Value::from_serialize(values.messages),
+            tools => listed,
+            add_generation_prompt => values.add_generation_prompt,
+            bos_token => values.bos_token,
+            eos_token => values.eos_token,
+        };
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        Vm::new(&environment)
+            .eval(&self.root, context, &self.blocks, &mut output, AutoEscape::None)
+            .map(drop)
+            .map_err(|error| chat_error(&error))?;
+        Ok(text)
+    }
+}
+
+type RootAndBlocks<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
+
+fn instructions(source: &str) -> Result<RootAndBlocks<'_>, ChatError> {
     let syntax = |error: Error| ChatError::Syntax { detail: format!("{error:#}") };
     let tree = parse(source, NAME, SyntaxConfig, WHITESPACE).map_err(syntax)?;
     let mut generator = CodeGenerator::new(NAME, source);

@@ -4,13 +4,17 @@
 //! a stack of known size.
 
 mod engine;
+mod files;
 mod limits;
 
 use std::thread;
 
 use serde::Serialize;
+use serde_json::Value;
 
 pub use limits::TemplateLimit;
+
+use crate::Tokenizer;
 
 /// Stack of the thread that compiles and renders a template. The depth of values, expressions and macros is limited
 /// such that a fraction of it is used.
@@ -29,7 +33,7 @@ pub struct ChatTemplate {
 }
 
 /// A message, as templates see it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or another role that the template knows.
     pub role: String,
@@ -38,6 +42,12 @@ pub struct ChatMessage {
     /// The author's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Calls of tools by the assistant, in OpenAI's form, with their arguments as objects.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Value>,
+    /// The call that a message of the role `tool` answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
 }
 
 /// Why a conversation has no prompt. Every message is one sentence.
@@ -73,8 +83,13 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Syntax`] or [`ChatError::Limit`].
     pub fn check(&self) -> Result<(), ChatError> {
-        let Some(source) = &self.source else { return Ok(()) };
-        on_large_stack(|| engine::compile(source))
+        self.with_renderer(|_| Ok(()))
+    }
+
+    /// The template of a model that has none, with the markers of its tokenizer.
+    pub fn without_source(tokenizer: &Tokenizer) -> Self {
+        let marker = tokenizer.marker_text().to_owned();
+        Self { source: None, bos_token: marker.clone(), eos_token: marker }
     }
 
     /// Whether the template writes the start marker itself.
@@ -96,16 +111,76 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
+        self.render_with_tools(messages, &[], add_generation_prompt)
+    }
+
+    /// As [`ChatTemplate::render`], with the tools that the answer may call, in OpenAI's form.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        self.with_renderer(|renderer| renderer.write(messages, tools, add_generation_prompt))
+    }
+
+    /// Compiles the template once for many conversations; `work` runs on a thread with a large stack.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`], [`ChatError::Limit`], and the errors of `work`.
+    pub fn with_renderer<T: Send>(
+        &self,
+        work: impl FnOnce(&ChatRenderer<'_>) -> Result<T, ChatError> + Send,
+    ) -> Result<T, ChatError> {
         let Some(source) = &self.source else {
+            return work(&ChatRenderer { template: self, compiled: None });
+        };
+        on_large_stack(|| {
+            engine::with_compiled(source, |compiled| {
+                work(&ChatRenderer { template: self, compiled: Some(compiled) })
+            })
+        })
+    }
+}
+
+/// A compiled [`ChatTemplate`].
+pub struct ChatRenderer<'a> {
+    template: &'a ChatTemplate,
+    compiled: Option<&'a engine::Compiled<'a>>,
+}
+
+impl ChatRenderer<'_> {
+    /// As [`ChatTemplate::render`].
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        self.write(messages, &[], add_generation_prompt)
+    }
+
+    fn write(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        let Some(compiled) = self.compiled else {
             return Ok(paragraphs(messages, add_generation_prompt));
         };
-        let context = engine::Context {
+        compiled.render(&engine::Context {
             messages,
+            tools,
             add_generation_prompt,
-            bos_token: &self.bos_token,
-            eos_token: &self.eos_token,
-        };
-        on_large_stack(|| engine::render(source, &context))
+            bos_token: &self.template.bos_token,
+            eos_token: &self.template.eos_token,
+        })
     }
 }
 

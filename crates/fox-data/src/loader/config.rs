@@ -72,6 +72,22 @@ impl LoaderConfig {
         self.batch / self.ranks
     }
 
+    /// Text whose hash is the fingerprint of loader states: data and settings that decide the batches. The words are
+    /// part of the checkpoint format: a run resumes only if they stay as they are.
+    pub(super) fn describe(&self, data: &str) -> String {
+        let layout = match self.layout {
+            Layout::Windows => "Windows",
+            Layout::PaddedWindows => "PaddedWindows",
+            Layout::Packed => "Packed",
+        };
+        let order = match self.order {
+            Order::LongCrawl64 => "LongCrawl64".to_owned(),
+            Order::Shuffled { seed } => format!("Shuffled {{ seed: {seed} }}"),
+            Order::Sequential => "Sequential".to_owned(),
+        };
+        format!("{data} window {} batch {} {layout} {order}", self.window, self.batch)
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         let bad = |option, detail: String| Err(Error::BadOption { option, detail });
         if self.window == 0 {
@@ -93,5 +109,30 @@ impl LoaderConfig {
             return bad("batch size", "a batch has more than 2^31 tokens; use accumulation".into());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checkpoints have hashes of these texts.
+    #[test]
+    fn fingerprint_text_is_stable() {
+        let of = |layout, order| {
+            LoaderConfig { layout, order, ..LoaderConfig::new(8, 2) }.describe("prepared:1")
+        };
+        assert_eq!(
+            of(Layout::Windows, Order::Shuffled { seed: 7 }),
+            "prepared:1 window 8 batch 2 Windows Shuffled { seed: 7 }"
+        );
+        assert_eq!(
+            of(Layout::PaddedWindows, Order::Sequential),
+            "prepared:1 window 8 batch 2 PaddedWindows Sequential"
+        );
+        assert_eq!(
+            of(Layout::Packed, Order::LongCrawl64),
+            "prepared:1 window 8 batch 2 Packed LongCrawl64"
+        );
     }
 }

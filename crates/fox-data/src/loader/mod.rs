@@ -64,16 +64,8 @@ impl Loader {
                 batch: config.batch,
             });
         }
-        let described = format!(
-            "{} window {} batch {} {:?} {:?}",
-            dataset.identity(),
-            config.window,
-            config.batch,
-            config.layout,
-            config.order
-        );
         Ok(Self {
-            fingerprint: XxHash3_64::oneshot(described.as_bytes()),
+            fingerprint: XxHash3_64::oneshot(config.describe(&dataset.identity()).as_bytes()),
             dataset,
             config,
             windows: Arc::new(windows),

@@ -9,14 +9,14 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 
 /// Largest file of a tokenizer. The largest published `tokenizer.json` files have some 35 MB.
-pub(super) const MAX_FILE_BYTES: u64 = 128 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 128 << 20;
 /// Ids of a vocabulary are below this; published vocabularies have at most some 262,000.
 const MAX_VOCAB_SIZE: u64 = 1 << 24;
 /// Replacements of a normalizer or decoder may make a text at most so many times as long.
 const MAX_GROWTH: u64 = 64;
 
 /// The bytes of a file, if it is not too large.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let io = |error| Error::io("read", path)(error);
     let mut bytes = Vec::new();
     File::open(path).map_err(io)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;

@@ -4,7 +4,7 @@ mod bytes;
 #[cfg(feature = "hf-tokenizers")]
 mod decoder_chain;
 mod detokenizer;
-mod file_limits;
+pub(crate) mod file_limits;
 mod files;
 mod gpt2;
 mod gpt2_files;
@@ -12,6 +12,7 @@ mod gpt2_files;
 mod huggingface;
 mod json_escape;
 mod json_gpt2;
+mod token_bytes;
 
 pub use bytes::ByteTokenizer;
 pub use detokenizer::Detokenizer;
@@ -25,7 +26,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::synthetic::SyntheticTokenizer;
+use crate::synthetic::{START_WORD, SyntheticTokenizer};
 
 /// A tokenizer. Cheap to clone, and safe to share between threads.
 #[derive(Debug, Clone)]
@@ -110,6 +111,42 @@ impl Tokenizer {
         let mut ids = vec![self.bos()];
         ids.append(&mut self.encode(text)?);
         Ok(ids)
+    }
+
+    /// The text that stands for the marker [`Self::bos`] in chat templates.
+    pub fn marker_text(&self) -> &str {
+        match self {
+            Self::Bytes(_) | Self::Gpt2(_) | Self::JsonGpt2(_) => Gpt2Tokenizer::END_OF_TEXT_TEXT,
+            Self::Synthetic(_) => START_WORD,
+            #[cfg(feature = "hf-tokenizers")]
+            Self::HuggingFace(t) => t.bos_token(),
+        }
+    }
+
+    /// The ids of a rendered chat template, in which [`Self::marker_text`] stands for the marker. A Hugging Face
+    /// tokenizer knows all its markers by their texts.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>> {
+        if !self.is_built_in() {
+            return self.encode(text);
+        }
+        let mut ids = Vec::new();
+        for (i, part) in text.split(self.marker_text()).enumerate() {
+            ids.extend((i > 0).then(|| self.bos()));
+            ids.append(&mut self.encode(part)?);
+        }
+        Ok(ids)
+    }
+
+    /// Whether the tokenizer is one of those that need no file; these have a single marker.
+    pub(crate) fn is_built_in(&self) -> bool {
+        match self {
+            Self::Bytes(_) | Self::Gpt2(_) | Self::JsonGpt2(_) | Self::Synthetic(_) => true,
+            #[cfg(feature = "hf-tokenizers")]
+            Self::HuggingFace(_) => false,
+        }
     }
 
     /// The text of `ids`. Ids that do not form valid text give replacement characters.
@@ -211,6 +248,25 @@ mod tests {
         assert_eq!(of("gpt2"), "gpt2:2c2c26d97c5a8315c70ac8c2e0e3e6ae");
         assert_eq!(of("json-gpt2"), "json-gpt2:d3d3d92683a57cea38f5373d1f1c1951");
         assert_eq!(of("synthetic"), "synthetic:46d75e93739a1f304a1776aa98e9b19b");
+    }
+
+    #[test]
+    fn marker_text_becomes_the_marker() {
+        let of = |name| Tokenizer::from_name(name).unwrap();
+        assert_eq!(
+            of("bytes").encode_marked("<|endoftext|>a<|endoftext|>").unwrap(),
+            [255, 97, 255]
+        );
+        assert_eq!(of("gpt2").encode_marked("a<|endoftext|>b").unwrap(), [64, 50256, 65]);
+        assert_eq!(of("json-gpt2").encode_marked("<|endoftext|>a").unwrap(), [50256, 64]);
+        let words = of("synthetic");
+        let ids = words.encode("Ann sings.").unwrap();
+        assert_eq!(
+            words.encode_marked("<doc>Ann sings.<doc>").unwrap(),
+            [&[0], &ids[..], &[0]].concat()
+        );
+        // The letter that stands for byte 255 in tokenizer.json is an ordinary letter in a text.
+        assert_eq!(of("bytes").encode_marked("ÿ").unwrap(), [195, 191]);
     }
 
     #[test]

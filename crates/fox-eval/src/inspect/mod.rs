@@ -13,8 +13,8 @@ mod output;
 
 pub use attend::AttentionSample;
 pub use boundary::{
-    Boundaries, HeadBoundary, MarkedMatrix, Span, Window, boundaries, boundary_pattern,
-    boundary_windows,
+    Boundaries, HeadBoundary, MarkedMatrix, Span, WINDOWS_PER_DOCUMENT, Window, boundaries,
+    boundary_pattern, boundary_windows,
 };
 pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_matrix, half_life};
 pub use output::half_life_chart;

@@ -7,8 +7,9 @@ use fox_infer::{EngineOptions, Eviction, WeightFormat};
 use fox_tensor::{Device, DeviceKind};
 
 use super::device::DeviceArgs;
+use super::hub::HubModel;
 use super::pretrained::or_pretrained;
-use super::subjects::Opened;
+use super::subjects::{Opened, parse};
 use super::tolerance::log_tolerance;
 
 /// Tokens of a prefill chunk. Short chunks on a CPU delay other requests less; a GPU needs long ones to be busy.
@@ -23,6 +24,7 @@ const UNKNOWN_FREE: usize = 2 << 30;
 
 /// Options of an engine.
 #[derive(Args)]
+#[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Eviction from the KV cache: off, safe (keys with provably at most e^-10 of any later softmax), or the natural
     /// log of another fraction, e.g. -7
@@ -39,6 +41,7 @@ pub struct EngineArgs {
 
 /// Model and engine options of the commands that generate.
 #[derive(Args)]
+#[command(next_help_heading = "Engine")]
 pub struct GenerationArgs {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
@@ -46,6 +49,9 @@ pub struct GenerationArgs {
     /// Format of the weights
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     weights: Weights,
+    /// Fetch a model that is named ORG/NAME from Hugging Face, unless it is in its cache
+    #[arg(long)]
+    download: bool,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -56,6 +62,10 @@ impl GenerationArgs {
     /// A checkpoint or run folder, or the pretrained model, and its tokenizer.
     pub fn open(&self, model: Option<&str>) -> Result<(Opened, Tokenizer)> {
         let model = or_pretrained(model)?;
+        if self.download {
+            let hub = parse(&model).1.to_str().and_then(HubModel::parse);
+            hub.map_or(Ok(()), |hub| hub.download())?;
+        }
         let opened = Opened::new(&model, &self.device.open()?)?;
         let tokenizer = opened.tokenizer(self.tokenizer.as_deref())?;
         Ok((opened, tokenizer))

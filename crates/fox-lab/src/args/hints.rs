@@ -6,6 +6,8 @@ use fox_base::nearest::nearest;
 use fox_model::Preset;
 use fox_train::{RunFolder, recipe};
 
+use super::hub::HubModel;
+
 /// The message for a path without a model, with the most similar one.
 pub fn no_model(path: &Path) -> String {
     let shown = path.display();
@@ -17,11 +19,16 @@ pub fn no_model(path: &Path) -> String {
             "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
         );
     }
-    let hint = match nearest_model(path, |_| true) {
-        Some(path) => format!("did you mean {}?", path.display()),
-        None => "give the folder of a checkpoint, or of a run of `fox train`".to_owned(),
-    };
-    format!("{shown} does not exist; {hint}")
+    if let Some(near) = nearest_model(path, |_| true) {
+        return format!("{shown} does not exist; did you mean {}?", near.display());
+    }
+    if path.to_str().and_then(HubModel::parse).is_some() {
+        return format!(
+            "{shown} does not exist, and the Hugging Face cache has no model of that name; `fox generate {shown} \
+             --download` fetches it"
+        );
+    }
+    format!("{shown} does not exist; give the folder of a checkpoint, or of a run of `fox train`")
 }
 
 /// The message for a path without a run, with the most similar one.
@@ -50,7 +57,10 @@ pub fn no_description(name: &str) -> String {
     format!("`{name}` is neither a folder nor a config.json nor a recipe; {hint}")
 }
 
-/// The message for a run or checkpoint that was given as a recipe.
+/// Endings of text files, which are data and not recipes.
+const TEXTS: [&str; 6] = [".txt", ".md", ".jsonl", ".json", ".zst", ".gz"];
+
+/// The message for a run, a checkpoint or data that were given as a recipe.
 pub fn folder_as_recipe(name: &str) -> Option<String> {
     let path = Path::new(name);
     if RunFolder::is_run(path) {
@@ -58,10 +68,19 @@ pub fn folder_as_recipe(name: &str) -> Option<String> {
             "{name} is a run, not a recipe; to resume it, give its recipe and --out {name}; to start from its weights, a recipe and --init {name}"
         ));
     }
-    let is_model = path.join("config.json").is_file();
-    is_model.then(|| {
-        format!("{name} is a checkpoint, not a recipe; to start from it, give a recipe and --init {name}")
-    })
+    if path.join("config.json").is_file() {
+        return Some(format!(
+            "{name} is a checkpoint, not a recipe; to start from it, give a recipe and --init {name}"
+        ));
+    }
+    let is_builtin =
+        || recipe::builtin_names().is_ok_and(|all| all.iter().any(|known| known == name));
+    if path.exists() && !name.ends_with(".toml") && !is_builtin() {
+        return Some(format!("{name} is data, not a recipe; train on it with --data {name}"));
+    }
+    let is_text = TEXTS.iter().any(|ending| name.ends_with(ending));
+    is_text
+        .then(|| format!("{name} does not exist; a text to train on is given with --data {name}"))
 }
 
 /// The message for a run or checkpoint that was given as data.

@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use fox_data::Tokenizer;
+use fox_data::{ChatTemplate, Tokenizer};
 use fox_eval::Subject;
+use fox_infer::GenerationConfig;
 use fox_model::{Model, Pruning};
 use fox_tensor::Device;
 use fox_train::data::RunData;
-use fox_train::{Recipe, RunFolder};
+use fox_train::{Companions, Recipe, RunFolder};
 
 use super::hints;
+use super::hub::HubModel;
 use crate::output;
 
 /// A model argument that is not opened yet.
@@ -49,6 +51,8 @@ impl Named {
     /// Loads the model.
     pub fn open(&self, device: &Device) -> Result<Opened> {
         let Named { name, path } = self;
+        let hub = path.to_str().and_then(HubModel::parse).and_then(|model| model.cached());
+        let path = hub.as_ref().unwrap_or(path);
         let export = path.join("export");
         let folder = match path.join("config.json").exists() {
             false if export.join("config.json").exists() => export,
@@ -149,8 +153,62 @@ impl Opened {
     }
 }
 
+/// Where the results `name` of some models go: the place that was named, the run folder of a single run, or the working
+/// folder.
+pub fn results_in(named: Option<&Path>, models: &[String], name: &str) -> PathBuf {
+    match (named, models) {
+        (Some(path), _) => path.to_path_buf(),
+        (None, [model]) if RunFolder::is_run(parse(model).1) => parse(model).1.join(name),
+        (None, _) => PathBuf::from(name),
+    }
+}
+
+/// What a checkpoint says about generating with it.
+pub struct GenerationFiles {
+    /// Its chat template; without a source where it has none.
+    pub chat: ChatTemplate,
+    /// Its sampling defaults.
+    pub config: GenerationConfig,
+    /// Ids that end an answer: those of `config.json`, of `generation_config.json` and of the tokenizer.
+    pub end_ids: Vec<i32>,
+}
+
+impl Opened {
+    /// Chat template, sampling defaults and end ids, for text of this tokenizer.
+    pub fn generation(&self, tokenizer: &Tokenizer) -> Result<GenerationFiles> {
+        let mut chat = ChatTemplate::load(&self.folder, tokenizer)?;
+        let mut config = GenerationConfig::load(&self.folder)?;
+        // A training checkpoint has weights only; template and settings are those of its run.
+        let tuned = self.run.as_ref().map(|run| &run.recipe);
+        let tuned = tuned.filter(|r| r.data.messages.is_some() || r.training.init.is_some());
+        if let (None, Some(recipe)) = (&chat.source, tuned) {
+            let Companions { chat: trained, init, .. } = Companions::of_run(recipe);
+            let init = init.filter(|init| init.is_dir());
+            chat = match (trained, &init) {
+                (Some(trained), _) => trained,
+                (None, Some(init)) => ChatTemplate::load(init, tokenizer)?,
+                (None, None) => chat,
+            };
+            if let (Some(init), true) = (init, config == GenerationConfig::default()) {
+                config = GenerationConfig::load(&init)?;
+            }
+        }
+        let model = self.model.config();
+        let mut end_ids = vec![tokenizer.bos() as i32];
+        end_ids.extend(model.tokens.eos.iter().map(|id| *id as i32));
+        end_ids.extend(&config.eos);
+        if let [id] = tokenizer.encode_marked(&chat.eos_token)?[..] {
+            end_ids.push(id as i32);
+        }
+        end_ids.retain(|id| (*id as usize) < model.vocab_size);
+        end_ids.sort_unstable();
+        end_ids.dedup();
+        Ok(GenerationFiles { chat, config, end_ids })
+    }
+}
+
 /// Name and path of `PATH` or `NAME=PATH`.
-fn parse(argument: &str) -> (Option<&str>, &Path) {
+pub(super) fn parse(argument: &str) -> (Option<&str>, &Path) {
     match argument.split_once('=') {
         Some((name, path)) if !name.is_empty() => (Some(name), Path::new(path)),
         _ => (None, Path::new(argument)),

@@ -202,6 +202,12 @@ type OpenFiles = (Vec<SafetensorsFile>, BTreeMap<String, usize>, Vec<TensorMisma
 fn open_files(dir: &Path) -> Result<OpenFiles> {
     let index = dir.join(INDEX);
     let single = dir.join(SINGLE);
+    let is_pickled = || {
+        ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|f| dir.join(f).exists())
+    };
+    if !single.exists() && !index.exists() && is_pickled() {
+        return Err(Error::PickledWeights { dir: dir.to_path_buf() });
+    }
     let (paths, promised) = if single.exists() || !index.exists() {
         (vec![single], None)
     } else {

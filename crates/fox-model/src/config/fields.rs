@@ -104,13 +104,13 @@ impl Fields<'_> {
         }
     }
 
-    /// A whole number, the first of a list of them, or null for none.
-    pub fn first_size(&self, field: &str, default: Option<usize>) -> Result<Option<usize>> {
+    /// A whole number, a list of them, or null for none.
+    pub fn sizes(&self, field: &str, default: usize) -> Result<Vec<usize>> {
         match self.present(field) {
             Some(Value::Array(list)) => {
-                list.first().map(|value| self.as_size(field, value)).transpose()
+                list.iter().map(|value| self.as_size(field, value)).collect()
             }
-            _ => self.optional_size(field, default),
+            _ => Ok(self.optional_size(field, Some(default))?.into_iter().collect()),
         }
     }
 

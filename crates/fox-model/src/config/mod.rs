@@ -67,12 +67,12 @@ impl MlpConfig {
 }
 
 /// Special token ids.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// Starts a sequence.
     pub bos: Option<usize>,
-    /// Ends a sequence.
-    pub eos: Option<usize>,
+    /// Each of them ends a sequence; several in chat models, which also end their turns.
+    pub eos: Vec<usize>,
     /// Fills up a batch; its embedding starts at 0 and is not trained.
     pub pad: Option<usize>,
 }

@@ -107,7 +107,7 @@ fn read_common(
         tie_word_embeddings: fields.flag("tie_word_embeddings", false)?,
         tokens: SpecialTokens {
             bos: fields.optional_size("bos_token_id", Some(1))?,
-            eos: fields.first_size("eos_token_id", Some(2))?,
+            eos: fields.sizes("eos_token_id", 2)?,
             pad: fields.optional_size("pad_token_id", None)?,
         },
         max_position_embeddings: fields

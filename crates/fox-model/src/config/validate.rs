@@ -1,6 +1,6 @@
 //! Validation of a configuration, before anything is built or allocated from it.
 
-use super::ModelConfig;
+use super::{ModelConfig, SpecialTokens};
 use crate::{Error, Result};
 
 /// Far above every real model, and low enough that no product of sizes overflows and that a hostile
@@ -33,16 +33,13 @@ impl ModelConfig {
             1,
             Validator::MAX_LENGTH,
         )?;
-        for (field, id) in [
-            ("bos_token_id", self.tokens.bos),
-            ("eos_token_id", self.tokens.eos),
-            ("pad_token_id", self.tokens.pad),
-        ] {
-            if let Some(id) = id {
-                validator.require(id < self.vocab_size, field, || {
-                    format!("is {id}, but the vocabulary has {} entries", self.vocab_size)
-                })?;
-            }
+        let SpecialTokens { bos, eos, pad } = &self.tokens;
+        let marked = [("bos_token_id", bos), ("pad_token_id", pad)];
+        let marked = marked.into_iter().filter_map(|(field, id)| Some((field, (*id)?)));
+        for (field, id) in eos.iter().map(|id| ("eos_token_id", *id)).chain(marked) {
+            validator.require(id < self.vocab_size, field, || {
+                format!("is {id}, but the vocabulary has {} entries", self.vocab_size)
+            })?;
         }
         self.mixer.validate(self, &validator)
     }

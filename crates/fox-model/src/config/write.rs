@@ -56,6 +56,11 @@ impl ModelConfig {
             Activation::Silu => "swish",
             Activation::Sigmoid => "sigmoid",
         };
+        let eos = match self.tokens.eos.as_slice() {
+            [] => Value::Null,
+            [id] => json!(id),
+            several => json!(several),
+        };
         object(json!({
             "architectures": [model_type.format().architecture()],
             "model_type": model_type.as_str(),
@@ -71,7 +76,7 @@ impl ModelConfig {
             "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tie_word_embeddings,
             "bos_token_id": self.tokens.bos,
-            "eos_token_id": self.tokens.eos,
+            "eos_token_id": eos,
             "pad_token_id": self.tokens.pad,
             "use_cache": true,
             "fuse_norm": true,

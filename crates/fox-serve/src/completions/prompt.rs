@@ -23,16 +23,20 @@ pub(crate) struct Prompt {
 impl Prompt {
     /// A text, with the start marker in front when `mark` is set.
     pub fn text(app: &App, text: &str, mark: bool) -> ApiResult<Prompt> {
-        let context = app.engine.options().max_context;
-        if has_more_tokens(&app.tokenizer, text, context.saturating_mul(2))? {
-            let message =
-                format!("a text of {} bytes exceeds the context of {context} tokens", text.len());
-            return Err(ApiError::invalid("prompt", message).with_code("context_length_exceeded"));
-        }
-        let tokenizer = &app.tokenizer;
-        let ids = if mark { tokenizer.encode_prompt(text) } else { tokenizer.encode(text) }?;
-        let ids = ids.into_iter().map(|id| id as i32).collect();
-        Ok(Prompt { ids, marks: usize::from(mark) })
+        check_length(app, text)?;
+        Ok(Self::marked(app, app.tokenizer.encode(text)?, mark))
+    }
+
+    /// A rendered chat template, in which the text of the marker stands for it.
+    pub fn rendered(app: &App, text: &str, mark: bool) -> ApiResult<Prompt> {
+        check_length(app, text)?;
+        Ok(Self::marked(app, app.tokenizer.encode_marked(text)?, mark))
+    }
+
+    fn marked(app: &App, ids: Vec<u32>, mark: bool) -> Prompt {
+        let marker = mark.then(|| app.tokenizer.bos());
+        let ids = marker.into_iter().chain(ids).map(|id| id as i32).collect();
+        Prompt { ids, marks: usize::from(mark) }
     }
 
     /// All prompts of a request, at most `max_choices`. Takes memory in proportion to the text, whatever it contains.
@@ -58,6 +62,16 @@ impl Prompt {
             }
         }
     }
+}
+
+/// Refuses a text of more than twice the context before it is tokenized.
+fn check_length(app: &App, text: &str) -> ApiResult<()> {
+    let context = app.engine.options().max_context;
+    if !has_more_tokens(&app.tokenizer, text, context.saturating_mul(2))? {
+        return Ok(());
+    }
+    let message = format!("a text of {} bytes exceeds the context of {context} tokens", text.len());
+    Err(ApiError::invalid("prompt", message).with_code("context_length_exceeded"))
 }
 
 /// Whether a text has more than about `most` tokens, at the cost of tokenizing so many.

@@ -30,7 +30,7 @@ pub fn model() -> Model {
 pub fn model_ending_at(end: Option<usize>) -> Model {
     let mut config = ModelConfig::fox_pro(32, 2, 2);
     config.vocab_size = 256;
-    config.tokens.eos = end;
+    config.tokens.eos = end.into_iter().collect();
     Model::init(&config, 7, &fox_cpu::device()).unwrap()
 }
 

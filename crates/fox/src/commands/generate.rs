@@ -1,7 +1,7 @@
 //! `fox generate`: a model continues a text.
 
 use std::io::{IsTerminal, Read, stderr, stdin};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use fox_infer::{
-    Engine, Event, FinishReason, Finished, Refusal, Request, Sampling, ScoredToken, TextDecoder,
+    Engine, Event, FinishReason, Finished, Refusal, Request, ScoredToken, TextDecoder,
 };
 use serde_json::json;
 
 use crate::engine::GenerationArgs;
+use crate::sampling::SamplingArgs;
 use crate::{output, signals};
 
-/// Continue a text, token by token
+/// Continue a text
 ///
 /// The text goes to standard output as it is generated; speed, bytes of the KV cache and the fraction evicted go to
 /// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.
@@ -25,7 +26,10 @@ pub struct Args {
     /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
     model: Option<String>,
-    /// Text to continue; without it and --file, standard input
+    /// Text to continue; without it, --prompt and --file, standard input
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
+    text: Option<String>,
+    /// The same as a flag, also without MODEL
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
     /// File whose text to continue
@@ -34,30 +38,8 @@ pub struct Args {
     /// Tokens to generate, at most
     #[arg(long, short, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
-    /// Randomness; 0 always takes the likeliest token
-    #[arg(long, short, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
-    temperature: f32,
-    /// Keep this many of the likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    top_k: u32,
-    /// Keep the likeliest tokens until they have this share of the probability
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    top_p: f32,
-    /// Keep tokens with at least this share of the likeliest one's probability
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    min_p: f32,
-    /// Make tokens that occurred less likely when above 1
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// Make tokens that occurred in the answer less likely when above 0
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    presence_penalty: f32,
-    /// The same, for every time they occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
-    frequency_penalty: f32,
-    /// Seed of the random choices
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    sampling: SamplingArgs,
     /// Continuations; they share the KV cache of the prompt
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -89,14 +71,12 @@ struct Answer {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
-    let ids = tokenizer.encode_prompt(&args.text()?)?;
+    let (model, prompt) = args.model_and_prompt();
+    let (opened, tokenizer) = args.run.open(model)?;
+    let ids = tokenizer.encode_prompt(&args.text(prompt)?)?;
     let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
-    let mut stop_ids = Vec::new();
-    if !args.ignore_end {
-        stop_ids.push(tokenizer.bos() as i32);
-        stop_ids.extend(opened.model.config().tokens.eos.map(|id| id as i32));
-    }
+    let files = opened.generation(&tokenizer)?;
+    let stop_ids = if args.ignore_end { Vec::new() } else { files.end_ids };
     let max_context = prompt.len() + args.max_tokens as usize;
     let mut options = args.run.options(max_context, opened.model.device())?;
     // A cached prompt would keep pages that are evicted otherwise.
@@ -116,7 +96,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let request = Request {
             prompt: prompt.clone(),
             max_tokens: args.max_tokens as usize,
-            sampling: args.sampling(i),
+            sampling: args.sampling.sampling(&files.config, u64::from(i)),
             stop_ids: stop_ids.clone(),
             ..Request::greedy(Vec::new(), 0)
         };
@@ -165,7 +145,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// A refusal that names the flag to change.
-fn advice(refusal: &Refusal) -> String {
+pub(super) fn advice(refusal: &Refusal) -> String {
     let words = refusal.to_string();
     match refusal {
         Refusal::Parameter { parameter, rule } => {
@@ -183,9 +163,21 @@ fn advice(refusal: &Refusal) -> String {
 }
 
 impl Args {
-    fn text(&self) -> Result<String> {
-        match (&self.prompt, &self.file) {
-            (Some(text), _) => Ok(text.clone()),
+    /// The model and the prompt. A single argument of several words that does not exist as a path is the prompt.
+    fn model_and_prompt(&self) -> (Option<&str>, Option<&str>) {
+        let (model, text) = (self.model.as_deref(), self.text.as_deref());
+        let alone = text.is_none() && self.prompt.is_none() && self.file.is_none();
+        let is_prompt =
+            |text: &str| text.contains(char::is_whitespace) && !Path::new(text).exists();
+        match model.filter(|model| alone && is_prompt(model)) {
+            Some(prompt) => (None, Some(prompt)),
+            None => (model, text.or(self.prompt.as_deref())),
+        }
+    }
+
+    fn text(&self, prompt: Option<&str>) -> Result<String> {
+        match (prompt, &self.file) {
+            (Some(text), _) => Ok(text.to_string()),
             (None, Some(path)) => std::fs::read_to_string(path)
                 .with_context(|| format!("cannot read {}", path.display())),
             (None, None) => {
@@ -196,19 +188,6 @@ impl Args {
                 stdin().read_to_string(&mut text).context("cannot read standard input")?;
                 Ok(text)
             }
-        }
-    }
-
-    fn sampling(&self, index: u32) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k as usize,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            seed: self.seed.wrapping_add(u64::from(index)),
         }
     }
 }
@@ -294,7 +273,7 @@ fn report(args: &Args, model: &str, prompt: &[i32], answers: &[Answer]) -> serde
     json!({
         "model": model,
         "prompt_ids": prompt,
-        "seed": args.seed,
+        "seed": args.sampling.seed,
         "choices": answers.iter().map(choice).collect::<Vec<_>>(),
     })
 }

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, and what it does with them.
 
+mod chat;
 mod compare;
 mod completions;
 mod convert;
@@ -16,6 +17,7 @@ mod serve;
 mod sweep;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -29,12 +31,14 @@ pub enum Command {
     Demo(demo::Args),
     Prepare(prepare::Args),
     Train(train::Args),
+    Watch(watch::Args),
     Launch(launch::Args),
     Sweep(sweep::Args),
     Reproduce(reproduce::Args),
     Eval(eval::Args),
     Inspect(inspect::Args),
     Generate(generate::Args),
+    Chat(chat::Args),
     Serve(serve::Args),
     Compare(compare::Args),
     Bench(bench::Args),
@@ -54,12 +58,14 @@ impl Command {
             Command::Demo(args) => demo::run(&args),
             Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
+            Command::Watch(args) => watch::run(&args),
             Command::Launch(args) => launch::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Reproduce(args) => reproduce::run(&args),
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),
+            Command::Chat(args) => chat::run(&args),
             Command::Serve(args) => serve::run(args),
             Command::Compare(args) => compare::run(&args),
             Command::Bench(args) => bench::run(&args),

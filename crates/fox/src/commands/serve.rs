@@ -1,23 +1,22 @@
 //! `fox serve`: a model behind HTTP.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use fox_infer::Engine;
-use fox_serve::{AccessLog, ChatTemplate, ServeOptions, ServedModel, Server};
-use serde_json::Value;
+use fox_infer::{Engine, Sampling};
+use fox_serve::{AccessLog, ServeOptions, ServedModel, Server};
 
 use crate::engine::GenerationArgs;
 use crate::{output, signals};
 
-/// Serve a model: OpenAI-compatible completions, and a web page
+/// Serve a model: OpenAI-compatible API and a web page
 ///
 /// POST /v1/completions and /v1/chat/completions answer as OpenAI's do, with exact log-probabilities for prompts
-/// (echo) and answers. Conversations use the chat template of the checkpoint's tokenizer. GET / is a web page that
+/// (echo) and answers. Conversations use the chat template of the checkpoint; its generation_config.json has the
+/// sampling defaults of requests. GET / is a web page that
 /// shows generated text, forget gates and attention. Ctrl-C lets running requests finish; a second one exits at once.
 #[derive(clap::Args)]
 pub struct Args {
@@ -86,7 +85,10 @@ enum LogForm {
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut serve_options = args.options()?;
     let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
-    serve_options.chat = chat_template(&opened.folder)?;
+    let files = opened.generation(&tokenizer)?;
+    serve_options.sampling = files.config.sampling(Sampling::default());
+    serve_options.chat = files.chat;
+    serve_options.end_ids = files.end_ids;
     let mut options = args.run.options(args.max_context as usize, opened.model.device())?;
     options.max_batch = args.max_batch as usize;
     options.max_queue = args.max_queue as usize;
@@ -177,31 +179,6 @@ fn parse_server(text: &str) -> Result<String, String> {
         Ok(origin) if origin.starts_with("http") && is_plain(&origin) => Ok(origin),
         _ => Err("the address of a server, e.g. http://127.0.0.1:8081".into()),
     }
-}
-
-/// The chat template of a checkpoint: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
-fn chat_template(folder: &Path) -> Result<ChatTemplate> {
-    let path = folder.join("tokenizer_config.json");
-    let config: Value = match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} is not valid JSON", path.display()))?,
-        Err(_) => Value::Null,
-    };
-    // Several templates have names; a marker is a text or an object that has one.
-    let listed = config["chat_template"].as_array().and_then(|list| {
-        let own = list.iter().find(|entry| entry["name"] == "default").or(list.first());
-        own?["template"].as_str()
-    });
-    let inside = config["chat_template"].as_str().or(listed).map(str::to_string);
-    let marker = |name: &str| {
-        let text = config[name].as_str().or(config[name]["content"].as_str());
-        text.unwrap_or_default().to_string()
-    };
-    Ok(ChatTemplate {
-        source: std::fs::read_to_string(folder.join("chat_template.jinja")).ok().or(inside),
-        bos_token: marker("bos_token"),
-        eos_token: marker("eos_token"),
-    })
 }
 
 fn seconds(flag: &str, value: f64) -> Result<Duration> {
