@@ -128,7 +128,7 @@ class Plugin:
 
     def pytest_runtest_logreport(self, report):
         file, *names = report.nodeid.split("::")
-        # A class of tests is a suite of its own; reports on parts of a test are not cases.
+        # A class of tests counts as a suite; reports on subtests are not cases.
         suite = names[0] if len(names) > 1 else Path(file).stem
         if hasattr(report, "context"):
             return
