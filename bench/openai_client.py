@@ -1,15 +1,34 @@
-"""The official `openai` client against `fox serve`: completions, chat, streaming and error responses.
+"""The official clients against `fox serve`: completions, chat, structured output, tools, responses, streaming, errors.
 
-    python -m venv /tmp/openai && /tmp/openai/bin/pip install openai
+    python -m venv /tmp/openai && /tmp/openai/bin/pip install openai anthropic jsonschema
     fox serve runs/tiny-fox-pro &
     /tmp/openai/bin/python bench/openai_client.py http://127.0.0.1:8080 --prompt 'Ann sings. Ben cooks. Ann'
 """
 
 import argparse
+import json
 import os
 import time
+import urllib.request
 
+import anthropic
+import jsonschema
 import openai
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "mood": {"enum": ["glad", "sad"]},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,5}$"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "mood", "tags"],
+    "additionalProperties": False,
+}
+NAMES = """num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens_total generation_tokens_total
+    request_success_total time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket
+    time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket""".split()
 
 
 def chat(client, model, args):
@@ -28,13 +47,72 @@ def chat(client, model, args):
         text += chunk.choices[0].delta.content or ""
         reason = chunk.choices[0].finish_reason or reason
     assert text == choice.message.content and reason == choice.finish_reason
-    for call in [lambda: client.responses.create(model=model, input="x"),
-                 lambda: client.embeddings.create(model=model, input="x")]:
-        try:
-            call()
-            raise SystemExit("an endpoint that is not there was answered")
-        except openai.APIStatusError as error:
-            print(f"{error.status_code}, {error.body['message']}")
+    try:
+        client.embeddings.create(model=model, input="x")
+        raise SystemExit("an endpoint that is not there was answered")
+    except openai.APIStatusError as error:
+        print(f"{error.status_code}, {error.body['message']}")
+
+
+def structured(client, model, args):
+    """Every sample is valid against its schema."""
+    schema = {"name": "person", "strict": True, "schema": SCHEMA}
+    ask = dict(model=model, messages=[{"role": "user", "content": args.prompt}], max_tokens=1000)
+    valid, texts = 0, set()
+    for _ in range(args.samples // 10):
+        answer = client.chat.completions.create(
+            **ask, n=10, response_format={"type": "json_schema", "json_schema": schema})
+        for choice in answer.choices:
+            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+            assert choice.finish_reason == "stop"
+            valid += 1
+            texts.add(choice.message.content)
+    print(f"structured output: {valid} of {args.samples} samples valid, {len(texts)} different")
+    word = client.completions.create(
+        model=model, prompt=args.prompt, max_tokens=9, extra_body={"guided_choice": ["left", "right"]})
+    assert word.choices[0].text in ("left", "right")
+
+
+def tools(client, model, args):
+    """Tool calls that are asked for, through three APIs."""
+    function = {"name": "note", "description": "Takes a note.", "parameters": SCHEMA}
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": args.prompt}], max_tokens=1000,
+        tools=[{"type": "function", "function": function}], tool_choice="required", parallel_tool_calls=False)
+    call = answer.choices[0].message.tool_calls[0]
+    assert call.function.name == "note" and answer.choices[0].finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    text = ""
+    with client.responses.stream(model=model, input=args.prompt, max_output_tokens=20) as events:
+        for event in events:
+            text += event.delta if event.type == "response.output_text.delta" else ""
+        assert events.get_final_response().output_text == text
+    other = anthropic.Anthropic(base_url=args.url, api_key=os.environ.get("FOX_API_KEY", "none"))
+    message = other.messages.create(
+        model=model, max_tokens=1000, messages=[{"role": "user", "content": args.prompt}],
+        tools=[{"name": "note", "input_schema": SCHEMA}], tool_choice={"type": "tool", "name": "note"})
+    jsonschema.validate(message.content[0].input, SCHEMA)
+    ask = dict(model=model, max_tokens=20, messages=[{"role": "user", "content": args.prompt}])
+    with other.messages.stream(**ask) as events:
+        streamed = "".join(events.text_stream)
+        assert "".join(block.text for block in events.get_final_message().content) == streamed
+    print(f"tools, responses ({text!r}) and messages ({streamed!r}) answer")
+
+
+def ends(client, model, args):
+    """A chat stops at every id that ends an answer: the bias makes the model choose it."""
+    with urllib.request.urlopen(f"{args.url}/tokenizer_info") as reply:
+        ids = json.load(reply)["end_token_ids"]
+    for end in ids:
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": args.prompt}], max_tokens=50,
+            logit_bias={str(end): 100}, temperature=0)
+        assert answer.choices[0].finish_reason == "stop" and answer.choices[0].message.content == "", end
+    print(f"a chat stops at each of the end ids {ids}")
+    with urllib.request.urlopen(f"{args.url}/metrics") as reply:
+        text = reply.read().decode()
+    missing = [name for name in NAMES if f"\nvllm:{name}{{" not in text]
+    assert not missing, missing
 
 
 def main():
@@ -42,6 +120,7 @@ def main():
     parser.add_argument("url", help="where the server is, without /v1")
     parser.add_argument("--prompt", default="Once upon a time")
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--samples", type=int, default=100, help="samples of structured output")
     args = parser.parse_args()
     key = os.environ.get("FOX_API_KEY", "none")
     client = openai.OpenAI(base_url=f"{args.url}/v1", api_key=key)
@@ -73,9 +152,15 @@ def main():
 
     several = client.completions.create(**{**ask, "prompt": [args.prompt, args.prompt], "n": 2})
     assert [c.index for c in several.choices] == [0, 1, 2, 3]
-    assert several.choices[0].text == several.choices[2].text == choice.text
+    assert several.choices[0].text == choice.text
+    five = client.completions.create(model=model, prompt=[args.prompt] * 5, max_tokens=args.max_tokens)
+    assert len({choice.text for choice in five.choices}) == 5
+    print("five samples of one prompt differ")
 
     chat(client, model, args)
+    structured(client, model, args)
+    tools(client, model, args)
+    ends(client, model, args)
 
     for wrong, kind in [({"suffix": "x"}, openai.BadRequestError), ({"model": "x"}, openai.NotFoundError)]:
         try:

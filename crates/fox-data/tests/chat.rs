@@ -9,7 +9,7 @@ fn conversation() -> Vec<ChatMessage> {
     let message = |role: &str, content: &str| ChatMessage {
         role: role.into(),
         content: content.into(),
-        name: None,
+        ..ChatMessage::default()
     };
     vec![message("system", "Be brief."), message("user", " Hi! ")]
 }
@@ -225,7 +225,7 @@ fn long_conversations_are_rendered() {
         .map(|i| ChatMessage {
             role: if i % 2 == 0 { "user" } else { "assistant" }.into(),
             content: long.clone(),
-            name: None,
+            ..ChatMessage::default()
         })
         .collect();
     let source = "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<u>' + m['content'].strip() + '</u>' }}\

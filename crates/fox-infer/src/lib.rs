@@ -33,6 +33,8 @@
 //! - Pages of the KV cache that every later query has provably forgotten are evicted ([`Eviction`]), and the cache
 //!   never exceeds [`EngineOptions::cache_bytes`]. Requests are admitted by their expected size after eviction; when
 //!   that was too optimistic, the youngest is preempted and recomputed later, to the same bits.
+//! - Answers that must match a JSON schema, an expression or a grammar ([`Grammar`]) are sampled from the tokens that may
+//!   follow.
 //! - Text exists only at the edge: [`TextDecoder`] turns ids into text token by token and finds stop strings.
 
 mod admission;
@@ -41,6 +43,7 @@ mod error;
 mod filtered_draw;
 mod forward;
 mod generation_config;
+mod grammar;
 mod limits;
 mod options;
 mod penalties;
@@ -61,6 +64,7 @@ pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};
 pub use fox_tensor::WeightFormat;
 pub use generation_config::GenerationConfig;
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use options::{EngineOptions, Eviction};
 pub use request::{
     CacheUsage, Event, FinishReason, Finished, Request, Sampling, ScoredToken, Usage,

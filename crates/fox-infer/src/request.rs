@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::Refusal;
+use crate::{Grammar, Refusal};
 
 /// One prompt to continue. For several continuations of one prompt, submit it several times with different seeds: the
 /// prompt is prefilled once and shared.
@@ -27,6 +27,8 @@ pub struct Request {
     /// Whether the log-probabilities of the prompt tokens are reported. They are recomputed: the prefix cache is not
     /// used.
     pub echo: bool,
+    /// What the answer must match. It ends where nothing may follow, and where a stop id is sampled.
+    pub grammar: Option<Grammar>,
 }
 
 impl Request {
@@ -42,6 +44,7 @@ impl Request {
             logit_bias: Vec::new(),
             top_logprobs: 0,
             echo: false,
+            grammar: None,
         }
     }
 }
@@ -139,12 +142,14 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
-    /// The model chose one of `stop_ids`.
+    /// The model chose one of `stop_ids`, or the grammar is complete.
     Stop,
     /// `max_tokens` were generated.
     Length,
     /// [`Engine::interrupt`](crate::Engine::interrupt) was called.
     Interrupted,
+    /// The grammar of the request exceeds a limit, or allows no token of the vocabulary.
+    Grammar(String),
     /// The engine failed with this message.
     Failed(String),
 }

@@ -4,9 +4,10 @@ use fox_base::random::SplitMix64;
 use fox_tensor::TokenDraw;
 
 use crate::filtered_draw::{FilteredWeights, Threshold};
+use crate::grammar::GrammarState;
 use crate::penalties::Penalties;
 use crate::scores::{largest, weights};
-use crate::{Request, Sampling};
+use crate::{FinishReason, Grammar, Request, Sampling};
 
 /// Samples the tokens of one request.
 #[derive(Debug)]
@@ -14,6 +15,9 @@ pub(crate) struct Sampler {
     sampling: Sampling,
     rng: SplitMix64,
     penalties: Option<Penalties>,
+    grammar: Option<GrammarState>,
+    /// Ids that end the answer.
+    stop_ids: Vec<i32>,
     /// Weights of the last draw; a reused allocation.
     weights: Vec<f32>,
 }
@@ -24,12 +28,24 @@ impl Sampler {
         // Neighbouring seeds give independent sequences.
         let mut rng = SplitMix64::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
-        Sampler { sampling, rng, penalties: Penalties::new(request), weights: Vec::new() }
+        Sampler {
+            sampling,
+            rng,
+            penalties: Penalties::new(request),
+            grammar: request.grammar.as_ref().map(Grammar::start),
+            stop_ids: request.stop_ids.clone(),
+            weights: Vec::new(),
+        }
     }
 
-    /// Whether a device can sample: it does not implement penalties.
+    /// Whether a device can sample: it implements neither penalties nor grammars.
     pub fn is_plain(&self) -> bool {
-        self.penalties.is_none()
+        self.penalties.is_none() && self.grammar.is_none()
+    }
+
+    /// Whether the grammar allows nothing more.
+    pub fn is_complete(&self) -> bool {
+        self.grammar.as_ref().is_some_and(GrammarState::is_complete)
     }
 
     /// Sampling parameters for a device; `None` for greedy decoding.
@@ -39,16 +55,41 @@ impl Sampler {
         draws.then(|| TokenDraw { temperature, top_k, top_p, min_p, uniform: self.rng.uniform() })
     }
 
-    /// The next id; `None` when a logit is NaN or all are minus infinity.
-    pub fn sample(&mut self, logits: &[f32]) -> Option<i32> {
-        let top = largest(logits)?;
-        let Some(penalties) = &self.penalties else { return self.draw(logits, top) };
-        let logits = penalties.apply(logits);
-        let id = self.draw(&logits, largest(&logits)?)?;
+    /// The next id, or why there is none: a logit is NaN, all are minus infinity, or the grammar is complete.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<i32, FinishReason> {
+        let top = largest(logits).ok_or_else(broken_logits)?;
+        if self.is_plain() {
+            return self.draw(logits, top).ok_or_else(broken_logits);
+        }
+        let mut row = match &self.penalties {
+            Some(penalties) => penalties.apply(logits),
+            None => logits.to_vec(),
+        };
+        let may_end = match &mut self.grammar {
+            Some(grammar) => {
+                grammar.mask(&mut row, &self.stop_ids).map_err(FinishReason::Grammar)?
+            }
+            None => false,
+        };
+        let Some(top) = largest(&row) else {
+            return Err(match (&self.grammar, may_end) {
+                (None, _) => broken_logits(),
+                (Some(_), true) => FinishReason::Stop,
+                (Some(_), false) => {
+                    FinishReason::Grammar("no token of the vocabulary may follow".into())
+                }
+            });
+        };
+        let id = self.draw(&row, top).ok_or_else(broken_logits)?;
         if let Some(penalties) = &mut self.penalties {
             penalties.record(id);
         }
-        Some(id)
+        if let Some(grammar) = &mut self.grammar
+            && !self.stop_ids.contains(&id)
+        {
+            grammar.push(id).map_err(FinishReason::Grammar)?;
+        }
+        Ok(id)
     }
 
     /// Draws an id; `top` is the largest logit.
@@ -71,6 +112,11 @@ impl Sampler {
     }
 }
 
+/// The end of a request whose logits are NaN or all minus infinity.
+pub(crate) fn broken_logits() -> FinishReason {
+    FinishReason::Failed("the model's logits are not numbers".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +125,15 @@ mod tests {
 
     fn sampler_of(sampling: Sampling, prompt: &[i32]) -> Sampler {
         Sampler::new(&Request { sampling, ..Request::greedy(prompt.to_vec(), 8) })
+    }
+
+    #[test]
+    fn penalties_are_not_sampled_on_a_device() {
+        let mut plain = sampler_of(Sampling { temperature: 1.0, ..Sampling::default() }, &[]);
+        assert!(plain.is_plain() && plain.draw_on_device().is_some());
+        let penalty = Sampling { presence_penalty: 1.0, temperature: 1.0, ..Sampling::default() };
+        let mut penalized = sampler_of(penalty, &[]);
+        assert!(!penalized.is_plain() && penalized.draw_on_device().is_none());
     }
 
     /// Frequencies of the ids in many draws.
@@ -134,20 +189,20 @@ mod tests {
         assert_close(&frequencies(sampling, &[1, 1]), &softmax(&[1.0, 1.0, 2.0, none, 3.0]));
         let greedy = Sampling { repetition_penalty: 3.0, ..Sampling::greedy() };
         let mut sampler = sampler_of(greedy, &[]);
-        let drawn: Vec<i32> = (0..4).filter_map(|_| sampler.sample(&LOGITS)).collect();
+        let drawn: Vec<i32> = (0..4).filter_map(|_| sampler.sample(&LOGITS).ok()).collect();
         assert_eq!(drawn, [1, 4, 2, 0]);
     }
 
     #[test]
     fn greedy_breaks_ties_by_id() {
         let mut sampler = sampler_of(Sampling::greedy(), &[]);
-        assert_eq!(sampler.sample(&LOGITS), Some(1));
-        assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 5]), None);
+        assert_eq!(sampler.sample(&LOGITS), Ok(1));
+        assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 5]), Err(broken_logits()));
         let penalised = Sampling { repetition_penalty: 3.0, ..Sampling::default() };
         for sampling in [Sampling::greedy(), Sampling::default(), penalised] {
             let mut sampler = sampler_of(sampling, &[0, 2]);
-            assert_eq!(sampler.sample(&[0.25, 0.5, f32::NAN]), None);
-            assert_eq!(sampler.sample(&[f32::NAN; 3]), None);
+            assert_eq!(sampler.sample(&[0.25, 0.5, f32::NAN]), Err(broken_logits()));
+            assert_eq!(sampler.sample(&[f32::NAN; 3]), Err(broken_logits()));
         }
     }
 

@@ -7,8 +7,7 @@ use fox_cache::{Cache, SequenceState};
 use fox_tensor::{PAGE, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
-use crate::resident::Slot;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, broken_logits};
 use crate::scores::score;
 use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
 
@@ -33,8 +32,6 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     /// Absent while a step uses it, and while preempted.
     pub cache: Option<SequenceState>,
-    /// Its slot on the device, once it decodes there.
-    pub slot: Option<Slot>,
     /// Prompt tokens in the cache.
     pub read: usize,
     /// Tokens sampled so far.
@@ -65,7 +62,6 @@ impl Sequence {
             need: 0,
             scored: 0,
             cache: Some(cache.into()),
-            slot: None,
             read: 0,
             answer: Vec::new(),
             fed: 0,
@@ -94,7 +90,7 @@ impl Sequence {
     /// one, as in the first pass, so that the bits are the same.
     pub fn preempt(&mut self) {
         self.report();
-        (self.cache, self.slot) = (None, None);
+        self.cache = None;
         (self.read, self.fed) = (0, 0);
     }
 
@@ -137,7 +133,7 @@ impl Sequence {
             Next::Token(choice) => {
                 self.fed += 1;
                 let scored = |id| ScoredToken { id, logprob: choice.logprob, top: Vec::new() };
-                self.take_chosen(|_| choice.id, scored)
+                self.take_chosen(|_| choice.id.ok_or_else(broken_logits), scored)
             }
         }
     }
@@ -196,7 +192,7 @@ impl Sequence {
     /// As [`Sequence::take`], with a function that samples and one that scores; the token stays pending.
     fn take_chosen(
         &mut self,
-        choose: impl FnOnce(&mut Sampler) -> Option<i32>,
+        choose: impl FnOnce(&mut Sampler) -> Result<i32, FinishReason>,
         scored: impl FnOnce(i32) -> ScoredToken,
     ) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
@@ -209,10 +205,12 @@ impl Sequence {
             self.ended = Some(FinishReason::Length);
             return false;
         }
-        let Some(id) = choose(&mut self.sampler) else {
-            let message = "the model's logits are not numbers";
-            self.ended = Some(FinishReason::Failed(message.into()));
-            return false;
+        let id = match choose(&mut self.sampler) {
+            Ok(id) => id,
+            Err(reason) => {
+                self.ended = Some(reason);
+                return false;
+            }
         };
         if request.stop_ids.contains(&id) {
             self.ended = Some(FinishReason::Stop);
@@ -222,6 +220,9 @@ impl Sequence {
         }
         self.pending.push(scored(id));
         self.answer.push(id);
+        if self.sampler.is_complete() {
+            self.ended = Some(FinishReason::Stop);
+        }
         if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);
         }

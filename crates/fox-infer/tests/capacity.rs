@@ -7,7 +7,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, RwLock};
 
 use common::{prompt, read};
-use fox_infer::{Engine, EngineOptions, Event, FinishReason, Refusal, Request, Sampling};
+use fox_data::Tokenizer;
+use fox_infer::{
+    Engine, EngineOptions, Event, FinishReason, GrammarCompiler, GrammarSpec, Refusal, Request,
+    Sampling,
+};
 use fox_model::{Model, ModelConfig};
 
 /// The token that makes a head forget everything before it.
@@ -143,8 +147,12 @@ fn preempted_requests_give_the_same_bits() {
     for i in 0..20 {
         read(tight.submit(Request::greedy(forgetful(i, 1024), 1)).unwrap());
     }
+    // The position in a grammar must survive, too.
+    let compiler = GrammarCompiler::new(&Tokenizer::from_name("bytes").unwrap(), 256).unwrap();
+    let digits = compiler.compile(&GrammarSpec::Regex("([0-4]{3}[5-9]){100}".into())).unwrap();
     let request = |i: usize| Request {
         echo: i.is_multiple_of(2),
+        grammar: (i % 2 == 1).then(|| digits.clone()),
         ..sampled(memorable(i, 700 + 50 * i), 200, i as u64)
     };
     let answers: Vec<_> = (0..5).map(|i| tight.submit(request(i)).unwrap()).collect();
@@ -152,6 +160,10 @@ fn preempted_requests_give_the_same_bits() {
         let (prompt, tokens, finished) = read(answer);
         let (want_prompt, want, _) = read(roomy.submit(request(i)).unwrap());
         assert_eq!(finished.reason, FinishReason::Length, "request {i}");
+        if i % 2 == 1 {
+            let is_low = |at: usize| (48..53).contains(&tokens[at].id);
+            assert!((0..200).all(|at| is_low(at) == (at % 4 < 3)), "request {i}");
+        }
         assert_eq!((prompt, tokens), (want_prompt, want), "request {i}");
     }
     let stats = tight.stats();

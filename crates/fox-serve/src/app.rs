@@ -1,11 +1,11 @@
 //! State that all requests share.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fox_data::Tokenizer;
-use fox_infer::Engine;
+use fox_infer::{Engine, GrammarCompiler, GrammarError};
 use tokio::sync::Semaphore;
 
 use crate::body::ReceivedBody;
@@ -23,6 +23,8 @@ const SMALL_BODY: usize = 64 << 10;
 /// Bodies that are parsed at a time.
 const SMALL_PARSERS: usize = 4;
 const LARGE_PARSERS: usize = 1;
+/// Grammars that are compiled at a time.
+const COMPILERS: usize = 1;
 
 /// A model with its engine and tokenizer.
 #[derive(Clone, Debug)]
@@ -53,6 +55,9 @@ pub(crate) struct App {
     pub bodies: ByteBudget,
     /// Bytes of answers that are generated or sent.
     pub answers: ByteBudget,
+    /// Made for the first request with a grammar.
+    pub grammars: OnceLock<std::result::Result<GrammarCompiler, GrammarError>>,
+    pub compilers: Arc<Semaphore>,
     small_parsers: Arc<Semaphore>,
     large_parsers: Arc<Semaphore>,
     /// An inspection takes all cores: one at a time.
@@ -82,6 +87,8 @@ impl App {
             created: now(),
             metrics: Metrics::default(),
             inspecting: Arc::new(Semaphore::new(1)),
+            grammars: OnceLock::new(),
+            compilers: Arc::new(Semaphore::new(COMPILERS)),
             small_parsers: Arc::new(Semaphore::new(SMALL_PARSERS)),
             large_parsers: Arc::new(Semaphore::new(LARGE_PARSERS)),
             names: TokenNames::new(&tokenizer, config.vocab_size),

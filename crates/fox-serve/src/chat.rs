@@ -34,10 +34,11 @@ impl Chat {
     pub fn prompt(
         &self,
         messages: &[ChatMessage],
+        tools: &[Value],
         add_generation_prompt: bool,
     ) -> ApiResult<String> {
         let refused = |error: ChatError| ApiError::invalid("messages", error.to_string());
-        self.template.render(messages, add_generation_prompt).map_err(refused)
+        self.template.render_with_tools(messages, tools, add_generation_prompt).map_err(refused)
     }
 }
 
@@ -52,17 +53,41 @@ pub(crate) fn messages(value: Option<Value>) -> ApiResult<Vec<ChatMessage>> {
     let message = |(at, value): (usize, &Value)| {
         let role =
             value["role"].as_str().ok_or_else(|| bad(format!("message {at} has no role")))?;
-        if !["system", "developer", "user", "assistant"].contains(&role) {
-            let roles = "system, developer, user or assistant";
+        if !["system", "developer", "user", "assistant", "tool"].contains(&role) {
+            let roles = "system, developer, user, assistant or tool";
             return Err(bad(format!("message {at} has the role {role}; it must be {roles}")));
         }
-        let content = content(&value["content"]).ok_or_else(|| {
-            bad(format!("message {at} must have a text, or parts of type text, as content"))
-        })?;
-        let name = value["name"].as_str().map(str::to_string);
-        Ok(ChatMessage { role: role.to_string(), content, name })
+        let tool_calls = tool_calls(&value["tool_calls"]);
+        let content = match &value["content"] {
+            // A message that only calls tools.
+            Value::Null if !tool_calls.is_empty() => String::new(),
+            value => content(value).ok_or_else(|| {
+                bad(format!("message {at} must have a text, or parts of type text, as content"))
+            })?,
+        };
+        let text = |name: &str| value[name].as_str().map(str::to_string);
+        Ok(ChatMessage {
+            role: role.to_string(),
+            content,
+            name: text("name"),
+            tool_calls,
+            tool_call_id: text("tool_call_id"),
+        })
     };
     list.iter().enumerate().map(message).collect()
+}
+
+/// Calls of tools, with arguments as objects, as templates expect them.
+fn tool_calls(value: &Value) -> Vec<Value> {
+    let mut calls = value.as_array().cloned().unwrap_or_default();
+    for call in &mut calls {
+        if let Some(text) = call["function"]["arguments"].as_str()
+            && let Ok(arguments @ Value::Object(_)) = serde_json::from_str(text)
+        {
+            call["function"]["arguments"] = arguments;
+        }
+    }
+    calls
 }
 
 /// A text, or the texts of parts.
@@ -98,7 +123,7 @@ mod tests {
             (json!("hi"), "list of messages"),
             (json!([{ "content": "x" }]), "message 0 has no role"),
             (
-                json!([{ "role": "user", "content": "x" }, { "role": "tool", "content": "x" }]),
+                json!([{ "role": "user", "content": "x" }, { "role": "fox", "content": "x" }]),
                 "message 1",
             ),
             (json!([{ "role": "user" }]), "message 0 must have a text"),

@@ -1,4 +1,5 @@
-//! `/metrics`: counters and times in the text format of Prometheus.
+//! `/metrics`: counters and times in the text format of Prometheus, under names of this server (`fox_`) and, for
+//! existing dashboards, under those of vLLM (`vllm:`, with the label `model_name`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -29,6 +30,31 @@ pub(crate) struct Metrics {
     pub inter_token_time: TimeHistogram,
     /// Time in the engine's queue.
     pub queue_time: TimeHistogram,
+    /// Choices by the reason of their end, in the order of [`Outcome::ALL`].
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+}
+
+/// How a choice ended, in vLLM's terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Stop,
+    Length,
+    /// The client disconnected.
+    Abort,
+    Error,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 4] = [Outcome::Stop, Outcome::Length, Outcome::Abort, Outcome::Error];
+
+    fn label(self) -> &'static str {
+        match self {
+            Outcome::Stop => "stop",
+            Outcome::Length => "length",
+            Outcome::Abort => "abort",
+            Outcome::Error => "error",
+        }
+    }
 }
 
 /// A histogram of times.
@@ -45,16 +71,22 @@ impl TimeHistogram {
         self.micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    fn write(&self, text: &mut String, name: &str, help: &str) {
+    /// Writes the histogram; `label` is empty or such as `model_name="x"`.
+    fn write(&self, text: &mut String, (name, help): (&str, &str), label: &str) {
         header(text, name, help, "histogram");
+        let (comma, braces) = match label {
+            "" => ("", String::new()),
+            label => (",", format!("{{{label}}}")),
+        };
         let mut sum = 0;
         for (i, count) in self.counts.iter().enumerate() {
             sum += count.load(Ordering::Relaxed);
             let bound = BUCKETS.get(i).map_or("+Inf".to_string(), f64::to_string);
-            line(text, &format!("{name}_bucket{{le=\"{bound}\"}}"), sum as f64);
+            line(text, &format!("{name}_bucket{{{label}{comma}le=\"{bound}\"}}"), sum as f64);
         }
-        line(text, &format!("{name}_sum"), self.micros.load(Ordering::Relaxed) as f64 / 1e6);
-        line(text, &format!("{name}_count"), sum as f64);
+        let seconds = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        line(text, &format!("{name}_sum{braces}"), seconds);
+        line(text, &format!("{name}_count{braces}"), sum as f64);
     }
 }
 
@@ -65,8 +97,19 @@ impl Metrics {
         *responses.entry((path, status)).or_default() += 1;
     }
 
+    /// Counts choices that ended.
+    pub fn count_outcome(&self, outcome: Outcome, choices: usize) {
+        self.outcomes[outcome as usize].fetch_add(choices as u64, Ordering::Relaxed);
+    }
+
     /// All metrics, those of the engine included.
-    pub fn text(&self, stats: &Stats, answers: &ByteBudget, bodies: &ByteBudget) -> String {
+    pub fn text(
+        &self,
+        model: &str,
+        stats: &Stats,
+        answers: &ByteBudget,
+        bodies: &ByteBudget,
+    ) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
         header(&mut text, name, "Responses by path and status.", "counter");
@@ -82,9 +125,10 @@ impl Metrics {
             (&self.inter_token_time, "fox_inter_token_seconds", "Between two tokens of an answer."),
             (&self.queue_time, "fox_queue_seconds", "Completions, time in the queue."),
         ] {
-            times.write(&mut text, name, help);
+            times.write(&mut text, (name, help), "");
         }
         engine(&mut text, stats);
+        self.vllm(&mut text, model, stats);
         let used = answers.used() as f64;
         single(&mut text, "fox_answer_bytes", "Bytes of answers in flight.", "gauge", used);
         let used = bodies.used() as f64;
@@ -94,6 +138,54 @@ impl Metrics {
             single(&mut text, name, "Memory in use.", "gauge", bytes as f64);
         }
         text
+    }
+
+    /// The names that dashboards for vLLM query.
+    fn vllm(&self, text: &mut String, model: &str, stats: &Stats) {
+        let escaped = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let label = format!("model_name=\"{escaped}\"");
+        let usage = stats.cache_bytes as f64 / (stats.cache_budget.max(1)) as f64;
+        let prompt_tokens = stats.prefilled_tokens + stats.shared_tokens;
+        for (name, kind, help, value) in [
+            ("num_requests_running", "gauge", "Running requests.", stats.running as f64),
+            ("num_requests_waiting", "gauge", "Requests in the queue.", stats.queued as f64),
+            ("kv_cache_usage_perc", "gauge", "Fraction of the KV cache in use, 0 to 1.", usage),
+            ("gpu_cache_usage_perc", "gauge", "As kv_cache_usage_perc.", usage),
+            ("num_preemptions_total", "counter", "Preemptions.", stats.preempted as f64),
+            ("prompt_tokens_total", "counter", "Prompt tokens.", prompt_tokens as f64),
+            (
+                "prefix_cache_hits_total",
+                "counter",
+                "Prompt tokens found in the prefix cache.",
+                stats.shared_tokens as f64,
+            ),
+            (
+                "generation_tokens_total",
+                "counter",
+                "Tokens generated.",
+                stats.generated_tokens as f64,
+            ),
+        ] {
+            let name = format!("vllm:{name}");
+            header(text, &name, help, kind);
+            line(text, &format!("{name}{{{label}}}"), value);
+        }
+        let name = "vllm:request_success_total";
+        header(text, name, "Choices by the reason of their end.", "counter");
+        for (outcome, count) in Outcome::ALL.into_iter().zip(&self.outcomes) {
+            let labels = format!("{name}{{finished_reason=\"{}\",{label}}}", outcome.label());
+            line(text, &labels, count.load(Ordering::Relaxed) as f64);
+        }
+        let tokens = &self.inter_token_time;
+        for (times, name, help) in [
+            (&self.first_token_time, "time_to_first_token_seconds", "Time to the first token."),
+            (tokens, "inter_token_latency_seconds", "Between two tokens of an answer."),
+            (tokens, "time_per_output_token_seconds", "As inter_token_latency_seconds."),
+            (&self.request_time, "e2e_request_latency_seconds", "From request to end."),
+            (&self.queue_time, "request_queue_time_seconds", "Time in the queue."),
+        ] {
+            times.write(text, (&format!("vllm:{name}"), help), &label);
+        }
     }
 }
 
@@ -164,7 +256,7 @@ mod tests {
             times.observe(Duration::from_micros(micros));
         }
         let mut text = String::new();
-        times.write(&mut text, "t", "Times.");
+        times.write(&mut text, ("t", "Times."), "");
         let figures: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         for line in ["t_bucket{le=\"0.001\"} 0", "t_bucket{le=\"0.0025\"} 1", "t_sum 2.00175"] {
             assert!(figures.contains(&line), "{line} is not in\n{text}");

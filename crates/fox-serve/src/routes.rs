@@ -31,6 +31,8 @@ enum Route<'a> {
     TokenizerInfo,
     Completions,
     ChatCompletions,
+    Responses,
+    Messages,
     /// A route of OpenAI's API that is not supported, with the reason.
     Unsupported(&'static str),
     Tokenize,
@@ -50,9 +52,8 @@ impl<'a> Route<'a> {
             "/v1/models" => Route::Models,
             "/v1/completions" => Route::Completions,
             "/v1/chat/completions" => Route::ChatCompletions,
-            "/v1/responses" => {
-                Route::Unsupported("/v1/responses is not supported; use /v1/chat/completions")
-            }
+            "/v1/responses" => Route::Responses,
+            "/v1/messages" => Route::Messages,
             "/v1/embeddings" => Route::Unsupported(
                 "/v1/embeddings is not supported: the model continues text and has no embeddings",
             ),
@@ -68,6 +69,8 @@ impl<'a> Route<'a> {
         match self {
             Route::Completions
             | Route::ChatCompletions
+            | Route::Responses
+            | Route::Messages
             | Route::Unsupported(_)
             | Route::Tokenize
             | Route::Detokenize
@@ -96,6 +99,8 @@ impl<'a> Route<'a> {
             Route::TokenizerInfo => "/tokenizer_info",
             Route::Completions => "/v1/completions",
             Route::ChatCompletions => "/v1/chat/completions",
+            Route::Responses => "/v1/responses",
+            Route::Messages => "/v1/messages",
             Route::Unsupported(_) => "unsupported",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
@@ -190,7 +195,8 @@ async fn dispatch(
         Route::PageSettings => ok(page::settings(&app.options)),
         Route::Health => Ok(health(app)),
         Route::Metrics => {
-            let text = app.metrics.text(&app.engine.stats(), &app.answers, &app.bodies);
+            let stats = app.engine.stats();
+            let text = app.metrics.text(&app.name, &stats, &app.answers, &app.bodies);
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text))
         }
         Route::Models => ok(models::list(app)),
@@ -204,13 +210,15 @@ async fn dispatch(
             Err(ApiError::new(status, "invalid_request_error", why)
                 .with_code("unsupported_endpoint"))
         }
-        Route::Completions => {
+        Route::Completions | Route::ChatCompletions | Route::Responses | Route::Messages => {
+            let kind = match route {
+                Route::ChatCompletions => Kind::Chat,
+                Route::Responses => Kind::Responses,
+                Route::Messages => Kind::Messages,
+                _ => Kind::Text,
+            };
             let body = read(app, request, info).await?;
-            completions::complete(app.clone(), Kind::Text, body).await
-        }
-        Route::ChatCompletions => {
-            let body = read(app, request, info).await?;
-            completions::complete(app.clone(), Kind::Chat, body).await
+            completions::complete(app.clone(), kind, body).await
         }
         Route::Tokenize => app.parse(read(app, request, info).await?, tokens::tokenize).await,
         Route::Detokenize => app.parse(read(app, request, info).await?, tokens::detokenize).await,
@@ -259,7 +267,8 @@ fn check_key(app: &App, request: &Request<Incoming>) -> ApiResult<()> {
     // Scheme names are case-insensitive.
     let given = match header.split_at_checked(b"bearer ".len()) {
         Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"bearer ") => given,
-        _ => b"",
+        // Anthropic's clients send the key in another header.
+        _ => request.headers().get("x-api-key").map(HeaderValue::as_bytes).unwrap_or(b""),
     };
     // Constant time.
     if bool::from(given.ct_eq(key.as_bytes())) {

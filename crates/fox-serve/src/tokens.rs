@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::body::{Body, json_response};
+use crate::chat;
 use crate::completions::{Prompt, id_list};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
@@ -20,20 +21,29 @@ struct Tokenized<'a> {
     token_strs: Option<Vec<&'a str>>,
 }
 
-/// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids.
+/// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids, or `messages` in place of the
+/// prompt.
 pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     let mut fields = Fields::parse(body)?;
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
     }
     let text: Option<String> = fields.take("prompt")?;
-    let mark = fields.take("add_special_tokens")?.unwrap_or(true);
+    let messages: Option<Value> = fields.take("messages")?;
+    let add = fields.take("add_generation_prompt")?.unwrap_or(true);
+    let mark: Option<bool> = fields.take("add_special_tokens")?;
     let names = fields.take("return_token_strs")?.unwrap_or(false);
     let unknown = fields.finish(app.options.strict)?;
-    let text = text.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let ids = match text == marker(&app.tokenizer) {
-        true => vec![app.tokenizer.bos() as i32; 1 + usize::from(mark)],
-        false => Prompt::text(app, &text, mark)?.ids,
+    let ids = match (text, messages) {
+        (None, Some(messages)) => {
+            let text = app.chat.prompt(&chat::messages(Some(messages))?, &[], add)?;
+            Prompt::rendered(app, &text, mark.unwrap_or(app.chat.needs_mark()))?.ids
+        }
+        (Some(text), None) if text == marker(&app.tokenizer) => {
+            vec![app.tokenizer.bos() as i32; 1 + usize::from(mark.unwrap_or(true))]
+        }
+        (Some(text), None) => Prompt::text(app, &text, mark.unwrap_or(true))?.ids,
+        _ => return Err(ApiError::invalid("prompt", "prompt is missing; give it or messages")),
     };
     let names = names.then(|| ids.iter().map(|&id| app.names.get(id).as_str()).collect());
     let max_model_len = app.engine.options().max_context;
@@ -67,6 +77,7 @@ pub(crate) fn info(app: &App) -> Value {
         "eos_token": marker,
         "bos_token_id": app.tokenizer.bos(),
         "eos_token_id": app.tokenizer.bos(),
+        "end_token_ids": app.end_ids,
         "model_max_length": app.engine.options().max_context,
         "chat_template": app.options.chat.source,
     })

@@ -9,7 +9,7 @@ mod browser;
 mod common;
 
 use browser::Browser;
-use common::{model, serve, serve_model, serve_with};
+use common::{Running, client, model, serve, serve_model, serve_with};
 use fox_infer::EngineOptions;
 use fox_model::{Model, ModelConfig};
 use fox_serve::ServeOptions;
@@ -61,6 +61,7 @@ fn page_generates_and_inspects() {
     let Some(mut page) = open(&format!("http://{}/", server.address)) else { return };
     wait_for_text(&mut page, "[data-part=title]", "tiny");
     writes(&mut page);
+    reports_true_speed(&mut page, &server);
     colours_by_memory(&mut page);
     links_pictures_and_text(&mut page);
     chooses_heads(&mut page);
@@ -88,6 +89,16 @@ fn writes(page: &mut Browser) {
     assert!(text(page, ".text").starts_with("A fox with a long memory. "));
     let doubts = "[...document.querySelectorAll('.text span')].filter((s) => s.style.getPropertyValue('--doubt') > 0.3).length";
     assert!(page.value(doubts).as_u64().unwrap() > 20, "a random model finds its text unlikely");
+}
+
+/// The speed is not above what the server measured from the request to the last token.
+fn reports_true_speed(page: &mut Browser, server: &Running) {
+    let status = text(page, "#status");
+    let speed = status.split(", ").nth(1).and_then(|words| words.split(' ').next()).unwrap();
+    let metrics = client::get(server.address, "/metrics").unwrap().text();
+    let seconds = metrics.lines().find_map(|line| line.strip_prefix("fox_request_seconds_sum "));
+    let (speed, seconds): (f64, f64) = (speed.parse().unwrap(), seconds.unwrap().parse().unwrap());
+    assert!(speed > 0.0 && speed <= 64.0 / seconds + 0.1, "{status}, but {seconds} s");
 }
 
 /// Choosing a token shows its alternatives, and colours earlier tokens by their remaining weight.
@@ -154,6 +165,11 @@ fn fits_a_phone(page: &mut Browser) {
     assert_eq!(page.value("document.documentElement.scrollWidth"), 390);
     let smallest = "Math.min(...[...document.querySelectorAll('button')].filter((b) => b.offsetParent).map((b) => b.offsetHeight))";
     assert!(page.value(smallest).as_f64().unwrap() >= 32.0);
+    // The names of candidate tokens, of up to 12 characters, stay on one line.
+    page.click(".text span:nth-child(5)");
+    page.wait_for("document.querySelectorAll('.take').length >= 5");
+    let tallest = "Math.max(...[...document.querySelectorAll('.take')].map((b) => b.offsetHeight))";
+    assert!(page.value(tallest).as_f64().unwrap() < 40.0);
     page.picture("phone-light.png");
     page.resize(390, 844, "dark");
     page.picture("phone-dark.png");

@@ -101,16 +101,16 @@ fn end_marker_has_a_logprob() {
 #[test]
 fn sixteen_prompts_are_bit_exact() {
     let server = serve();
-    let ask = |prompts: Vec<Vec<i32>>| {
+    let ask = |prompts: Vec<Vec<i32>>, seed: usize| {
         let body = json!({ "prompt": prompts, "echo": true, "logprobs": 3, "max_tokens": 24,
-            "temperature": 0.9, "seed": 5, "ignore_eos": true });
+            "temperature": 0.9, "seed": seed, "ignore_eos": true });
         server.complete(&body)["choices"].as_array().unwrap().clone()
     };
     let prompts: Vec<Vec<i32>> = (0..16).map(|i| prompt(i, 5 + 37 * i % 300)).collect();
-    let together = ask(prompts.clone());
+    let together = ask(prompts.clone(), 5);
     assert_eq!(together.len(), 16);
     for (i, prompt) in prompts.into_iter().enumerate() {
-        let mut alone = ask(vec![prompt]).remove(0);
+        let mut alone = ask(vec![prompt], 5 + i).remove(0);
         alone["index"] = json!(i);
         assert_eq!(alone, together[i]);
     }
@@ -205,6 +205,20 @@ fn seeds_and_stop_strings() {
         several["usage"],
         json!({ "prompt_tokens": 2, "completion_tokens": 180, "total_tokens": 182 })
     );
+
+    // Equal prompts of a list are continued differently, with a seed reproducibly.
+    let five = json!({ "prompt": ["x", "x", "x", "x", "x"] });
+    let texts = |answer: &Value| (0..5).map(|i| text(answer, i)).collect::<Vec<_>>();
+    let seeded = texts(&with(five.clone()));
+    assert_eq!(seeded, texts(&with(five.clone())));
+    let mut body = five;
+    body["seed"] = Value::Null;
+    let (drawn, again) = (texts(&with(body.clone())), texts(&with(body)));
+    for texts in [&seeded, &drawn] {
+        let distinct: std::collections::BTreeSet<&String> = texts.iter().collect();
+        assert_eq!(distinct.len(), 5, "{texts:?}");
+    }
+    assert_ne!(drawn, again);
 
     // Any two characters of the answer may end it; the text before them is all there is.
     let all: Vec<char> = text(&one, 0).chars().collect();

@@ -27,6 +27,9 @@ fn tokenize_round_trips() {
     let answer = tokenize(json!({ "prompt": "é", "return_token_strs": true, "model": "tiny" }));
     assert_eq!(answer["tokens"], json!([255, 195, 169]));
     assert_eq!(answer["token_strs"], json!(["token_id:255", "token_id:195", "token_id:169"]));
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let answer = tokenize(json!({ "messages": messages }));
+    assert_eq!(answer["count"], 1 + "User: a\nAssistant:".len());
     let text = post(server.address, "/detokenize", &json!({ "tokens": [102, 195, 169] })).unwrap();
     assert_eq!(text.json(), json!({ "prompt": "fé" }));
     let info = get(server.address, "/tokenizer_info").unwrap().json();
@@ -49,6 +52,7 @@ fn metrics_count_requests() {
     wait_for("it is over", || server.engine.stats().finished == 1);
     let reply = get(server.address, "/metrics").unwrap();
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4"));
+    assert_eq!(reply.header("content-length"), Some(reply.body.len().to_string().as_str()));
     let text = reply.text();
     for line in [
         r#"fox_http_responses_total{path="/v1/completions",status="200"} 1"#,
@@ -60,6 +64,16 @@ fn metrics_count_requests() {
         r#"fox_first_token_seconds_bucket{le="+Inf"} 1"#,
         r#"fox_inter_token_seconds_bucket{le="300"} 4"#,
         "fox_queue_seconds_count 1",
+        r#"vllm:num_requests_running{model_name="tiny"} 0"#,
+        r#"vllm:num_requests_waiting{model_name="tiny"} 0"#,
+        r#"vllm:prompt_tokens_total{model_name="tiny"} 4"#,
+        r#"vllm:generation_tokens_total{model_name="tiny"} 5"#,
+        r#"vllm:request_success_total{finished_reason="length",model_name="tiny"} 1"#,
+        r#"vllm:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 1"#,
+        r#"vllm:inter_token_latency_seconds_count{model_name="tiny"} 4"#,
+        r#"vllm:time_per_output_token_seconds_count{model_name="tiny"} 4"#,
+        r#"vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1"#,
+        "# TYPE vllm:kv_cache_usage_perc gauge",
         "# TYPE fox_request_seconds histogram",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

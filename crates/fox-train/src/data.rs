@@ -141,6 +141,11 @@ impl RunData {
         Ok(Loader::new(self.train.clone(), config)?)
     }
 
+    /// Tokens of all training sequences, each once; the remainder that fills no batch is left out.
+    pub fn epoch_tokens(&self, recipe: &Recipe) -> Result<u64> {
+        Ok(self.loader(recipe)?.batches_per_epoch() * recipe.tokens_per_step())
+    }
+
     /// The evaluation on held-out data, when there are any and the recipe wants it.
     pub fn evaluator(&self, recipe: &Recipe) -> Result<Option<Evaluator>> {
         let Some(data) = self.heldout.clone().filter(|_| recipe.evaluation.sequences > 0) else {

@@ -217,7 +217,8 @@ impl Encoder<'_> {
         renderer: &ChatRenderer<'_>,
         conversation: Conversation,
     ) -> std::result::Result<Vec<(String, bool)>, SegmentError> {
-        let message = |Message { role, content }| ChatMessage { role, content, name: None };
+        let message =
+            |Message { role, content }| ChatMessage { role, content, ..ChatMessage::default() };
         let messages: Vec<ChatMessage> = conversation.messages.into_iter().map(message).collect();
         let is_answer = |message: &ChatMessage| message.role == self.recipe.answers;
         // What follows the last answer has no loss, and is not needed.

@@ -134,9 +134,12 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     stages.check(&state)?;
     let over = state.step >= recipe.steps() && spec.out.join(EXPORT).exists();
     let finished = match group.is_first() {
-        true => Summary::read(&spec.out)?.filter(|_| over),
+        true => Summary::read(&spec.out)?.filter(|run| over && run.steps == state.step),
         false => None,
     };
+    if let (Some(folder), true) = (&folder, state.step < recipe.steps()) {
+        folder.reopen()?;
+    }
     if let Some(summary) = group.broadcast_value(finished)? {
         tuning::settle_rope(&mut model, recipe.training.rope_strength(state.tokens))?;
         if recipe.evaluation.weights == Weights::Ema {
@@ -157,6 +160,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         link: group.link_speed(&spec.device)?,
         exchange,
         data: identity,
+        epoch_tokens: recipe.data.path.as_ref().map(|_| data.epoch_tokens(recipe)).transpose()?,
     };
     let records = match folder {
         None => None,

@@ -81,6 +81,18 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train --data empty.txt", REFUSED, "empty.txt holds no documents"),
     ("train --data lines.jsonl --out tried", REFUSED, "lines.jsonl line 2 has no text field"),
     ("train --data picture.png --out tried", REFUSED, "no known corpus ending"),
+    ("train --data photos --out tried", REFUSED, "photos holds no text, only 1 .jpg"),
+    ("train tiny-fox-pro --tokens 0", USAGE, "at least 1, e.g. 3000000 or 3e6"),
+    ("train tiny-fox-pro --tokens many", USAGE, "a whole number of tokens"),
+    ("train tiny-fox-pro --tokens 1e6 --epochs 2 --data text.txt", USAGE, "cannot be used with"),
+    ("train tiny-fox-pro --epochs 2", USAGE, "--data"),
+    ("train tiny-fox-pro --epochs 0 --data text.txt", USAGE, "a number above 0"),
+    ("train tiny-fox-pro --lr 0", USAGE, "a number above 0, e.g. 1e-3"),
+    ("train tiny-fox-pro --batch 0", USAGE, "--batch"),
+    ("train tiny-transformer --baseline", REFUSED, "has no Transformer to compare with"),
+    ("watch missing", REFUSED, "missing holds no run of fox"),
+    ("watch rum", REFUSED, "did you mean run?"),
+    ("watch run --out text.txt/page.html", REFUSED, "text.txt"),
     ("train --data run --out tried", REFUSED, "run is a run, not data"),
     ("train --data model --out tried", REFUSED, "model is a checkpoint, not data"),
     ("train --data text.txt --out run", REFUSED, "run holds another run (it was not started"),
@@ -276,11 +288,13 @@ fn fox(dir: &Path, line: &str) -> Output {
 fn sandbox() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("photos")).unwrap();
     let text: String = (0..900).map(|n| format!("On day {n} the fox slept.\n")).collect();
     for (name, text) in [
         ("text.txt", text.as_str()),
         ("empty.txt", ""),
-        ("picture.png", "x"),
+        ("picture.png", "\u{1}\0"),
+        ("photos/a.jpg", "\u{1}\0"),
         ("lines.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n"),
         ("syntax.toml", "[model\nhidden = 3"),
         ("key.toml", "extends = \"tiny-fox-pro\"\n[training]\ntoken = 3\n"),

@@ -126,7 +126,7 @@ fn grid_with_seeds_is_independent_of_jobs() {
     let output = sweep(&[file.to_str().unwrap()], &two, &jobs);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(figures(&one), figures(&two));
-    let table = fs::read_to_string(out.join("comparison.md")).unwrap();
+    let table = fs::read_to_string(two.join("comparison.md")).unwrap();
     for lr in ["1e-3", "5e-3"] {
         let row = format!("| test peak_lr {lr} seed 1 |");
         assert_eq!(table.matches(&row).count(), 1, "{table}");

@@ -26,6 +26,7 @@ use super::{ChatError, ChatMessage};
 /// The variables of a chat template.
 pub(super) struct Context<'a> {
     pub(super) messages: &'a [ChatMessage],
+    pub(super) tools: &'a [serde_json::Value],
     pub(super) add_generation_prompt: bool,
     pub(super) bos_token: &'a str,
     pub(super) eos_token: &'a str,
@@ -66,11 +67,22 @@ pub(super) struct Compiled<'s> {
 impl Compiled<'_> {
     /// Renders the template.
     pub(super) fn render(&self, values: &Context<'_>) -> Result<String, ChatError> {
-        let message_bytes = |m: &ChatMessage| m.role.len() + m.content.len() + 64;
-        let input: usize = values.messages.iter().map(message_bytes).sum();
+        let value_bytes = |value: &serde_json::Value| value.to_string().len() + 64;
+        let message_bytes = |m: &ChatMessage| {
+            let calls: usize = m.tool_calls.iter().map(value_bytes).sum();
+            m.role.len() + m.content.len() + calls + 64
+        };
+        let tools: usize = values.tools.iter().map(value_bytes).sum();
+        let input = tools + values.messages.iter().map(message_bytes).sum::<usize>();
+        // Templates ask whether there are tools.
+        let listed = match values.tools {
+            [] => Value::from(()),
+            list => Value::from_serialize(list),
+        };
         let environment = environment(&Meter::new(input + self.source_bytes));
         let context = context! {
             messages => Value::from_serialize(values.messages),
+            tools => listed,
             add_generation_prompt => values.add_generation_prompt,
             bos_token => values.bos_token,
             eos_token => values.eos_token,

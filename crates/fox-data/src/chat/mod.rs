@@ -10,6 +10,7 @@ mod limits;
 use std::thread;
 
 use serde::Serialize;
+use serde_json::Value;
 
 pub use limits::TemplateLimit;
 
@@ -32,7 +33,7 @@ pub struct ChatTemplate {
 }
 
 /// A message, as templates see it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or another role that the template knows.
     pub role: String,
@@ -41,6 +42,12 @@ pub struct ChatMessage {
     /// The author's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Calls of tools by the assistant, in OpenAI's form, with their arguments as objects.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Value>,
+    /// The call that a message of the role `tool` answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
 }
 
 /// Why a conversation has no prompt. Every message is one sentence.
@@ -104,7 +111,20 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
-        self.with_renderer(|renderer| renderer.render(messages, add_generation_prompt))
+        self.render_with_tools(messages, &[], add_generation_prompt)
+    }
+
+    /// As [`ChatTemplate::render`], with the tools that the answer may call, in OpenAI's form.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        self.with_renderer(|renderer| renderer.write(messages, tools, add_generation_prompt))
     }
 
     /// Compiles the template once for many conversations; `work` runs on a thread with a large stack.
@@ -142,11 +162,21 @@ impl ChatRenderer<'_> {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
+        self.write(messages, &[], add_generation_prompt)
+    }
+
+    fn write(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
         let Some(compiled) = self.compiled else {
             return Ok(paragraphs(messages, add_generation_prompt));
         };
         compiled.render(&engine::Context {
             messages,
+            tools,
             add_generation_prompt,
             bos_token: &self.template.bos_token,
             eos_token: &self.template.eos_token,

@@ -194,8 +194,11 @@ impl<'a> BundleSender<'a> {
         reading: &ReadProgress,
         out: &Path,
     ) -> Result<()> {
-        let changed =
-            |detail: String| Error::DifferentPreparation { path: out.to_path_buf(), detail };
+        let changed = |detail: String| Error::DifferentPreparation {
+            path: out.to_path_buf(),
+            detail,
+            same_options: true,
+        };
         let (mut bytes_before, mut empty_before) = (0, 0);
         for source in sources {
             let mut documents = source.corpus.documents();
@@ -361,5 +364,32 @@ impl Budget {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.closed = true;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn budget_can_be_used_up_exactly() {
+        let budget = Budget::default();
+        let (send, receive) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for bytes in [1, BUDGET_BYTES - 1, 1] {
+                    let _ = send.send(budget.acquire(bytes));
+                }
+            });
+            let wait = |ms| receive.recv_timeout(Duration::from_millis(ms));
+            let first_two = [wait(10_000), wait(10_000)];
+            let third = wait(50);
+            budget.close();
+            assert_eq!(first_two, [Ok(true), Ok(true)]);
+            assert!(third.is_err(), "one byte more than the budget");
+        });
     }
 }

@@ -83,6 +83,31 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, flat: &mut Vec<&'a DecoderWrapper>) 
     }
 }
 
+/// The bytes that a token adds to a text before it; `None` where they depend on its neighbours.
+pub(super) fn bytes_of(stages: &[Stage], token: String) -> Result<Option<Vec<u8>>> {
+    let mut text = token;
+    for stage in stages {
+        match stage {
+            Stage::Spaces => text.insert(0, ' '),
+            Stage::PerToken(decoder) => text = decode(decoder, vec![text])?.concat(),
+            Stage::FirstDiffers(decoder) => {
+                text = decode(decoder, vec![String::new(), text])?.pop().unwrap_or_default();
+            }
+            Stage::ByteFallback => {
+                if let Some(byte) = fallback_byte(&text) {
+                    return Ok(Some(vec![byte]));
+                }
+            }
+            Stage::ByteLevel => return Ok(Some(byte_level_bytes(&text))),
+            Stage::StripStart { .. } => {}
+            Stage::WordSuffix(_) | Stage::Deduplicate(_) | Stage::Buffered { .. } => {
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some(text.into_bytes()))
+}
+
 /// The state of all stages for one sequence.
 #[derive(Debug, Clone)]
 pub(super) struct DecoderChain {

@@ -99,6 +99,26 @@ impl HfTokenizer {
         Ok(self.inner.id_to_token(id))
     }
 
+    /// The bytes of every id; see [`Tokenizer::token_bytes`](super::Tokenizer::token_bytes).
+    pub(super) fn token_bytes(&self) -> Result<Vec<Option<Vec<u8>>>> {
+        let added = self.inner.get_added_tokens_decoder();
+        let is_special = |id: u32| added.get(&id).is_some_and(|token| token.special);
+        let mut all = Vec::with_capacity(self.vocab_size);
+        for id in 0..self.vocab_size as u32 {
+            let token = self.token(id)?.filter(|_| !is_special(id) && id != self.bos);
+            let Some(token) = token else {
+                all.push(None);
+                continue;
+            };
+            let bytes = decoder_chain::bytes_of(&self.stages, token)?;
+            all.push(Some(bytes.ok_or_else(|| Error::Tokenize {
+                tokenizer: format!("hf:{:032x}", self.hash),
+                detail: "the text of its tokens depends on their neighbours".to_owned(),
+            })?));
+        }
+        Ok(all)
+    }
+
     /// One more than the largest id: ids may have holes, and the embedding table must cover all of them.
     pub(super) fn vocab_size(&self) -> usize {
         self.vocab_size

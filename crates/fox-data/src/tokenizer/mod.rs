@@ -12,6 +12,7 @@ mod gpt2_files;
 mod huggingface;
 mod json_escape;
 mod json_gpt2;
+mod token_bytes;
 
 pub use bytes::ByteTokenizer;
 pub use detokenizer::Detokenizer;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Prompt;
 use super::request::CompletionRequest;
+use super::tools::{ToolCall, ToolFilter, Tools};
 use crate::error::{ApiError, ApiResult};
 
 /// Prompt tokens of a chunk of echoed text.
@@ -44,10 +45,11 @@ impl Entry {
 
 /// Why a choice ended, in OpenAI's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Finish {
     Stop,
     Length,
+    ToolCalls,
 }
 
 /// New text and tokens of a choice.
@@ -57,6 +59,8 @@ pub(crate) struct Delta {
     pub text: String,
     /// Tokens whose text has begun; empty when no log-probabilities are wanted.
     pub entries: Vec<Entry>,
+    /// With the end of the choice.
+    pub tool_calls: Vec<ToolCall>,
     pub finish: Option<Finish>,
     /// Number of tokens, and the sum of their log-probabilities.
     pub score: (usize, f64),
@@ -166,6 +170,8 @@ pub(crate) struct Choice {
     sent: usize,
     /// Tokens whose text is withheld: part of a character, or of a possible stop string.
     withheld: VecDeque<Entry>,
+    /// Separates tool calls from text, if the request has tools.
+    tools: Option<ToolFilter>,
     /// Chunks of the prompt's echo that were sent.
     pub echoed: usize,
     pub ended: bool,
@@ -188,6 +194,7 @@ impl Choice {
             end_ids,
             sent: prompt_chars,
             withheld: VecDeque::new(),
+            tools: request.tools.as_ref().map(Tools::filter),
             echoed: 0,
             ended: false,
         })
@@ -217,6 +224,10 @@ impl Choice {
             FinishReason::Length if last.stopped => Finish::Stop,
             FinishReason::Length => Finish::Length,
             FinishReason::Interrupted => return Err(fox_infer::Refusal::Closed.into()),
+            FinishReason::Grammar(words) => {
+                let message = format!("the answer cannot follow its grammar any further: {words}");
+                return Err(ApiError::invalid(None, message));
+            }
             FinishReason::Failed(words) => return Err(ApiError::internal(words)),
         };
         let mut delta = self.release(last.text, Some(reason));
@@ -231,7 +242,19 @@ impl Choice {
         self.ended = finish.is_some();
         let begun = self.withheld.iter().take_while(|entry| entry.offset < self.sent).count();
         let entries = self.withheld.drain(..begun).collect();
-        Delta { index: self.index, text, entries, finish, ..Delta::default() }
+        let mut delta = Delta { index: self.index, text, entries, finish, ..Delta::default() };
+        if let Some(filter) = &mut self.tools {
+            delta.text = filter.push(&delta.text);
+            if finish.is_some() {
+                let (rest, calls) = filter.finish();
+                delta.text.push_str(&rest);
+                delta.tool_calls = calls;
+            }
+            if finish == Some(Finish::Stop) && !delta.tool_calls.is_empty() {
+                delta.finish = Some(Finish::ToolCalls);
+            }
+        }
+        delta
     }
 }
 

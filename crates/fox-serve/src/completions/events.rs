@@ -5,12 +5,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper::body::Bytes;
-use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::choice::Entry;
+use super::format::{AnswerFormat, write_data};
 use super::generation::Generation;
-use super::wire::Envelope;
 use crate::error::ApiResult;
 use crate::text_runtime::{TextRuntime, Worker};
 
@@ -29,10 +28,10 @@ impl Events {
     pub fn start(
         runtime: &TextRuntime,
         generation: Generation,
-        envelope: Envelope,
+        format: Box<dyn AnswerFormat>,
     ) -> ApiResult<Events> {
         let (sender, chunks) = channel(WAITING_CHUNKS);
-        let writer = EventWriter { generation, envelope, begun: false, over: false };
+        let writer = EventWriter { generation, format, begun: false, over: false };
         Ok(Events { chunks, worker: Some(runtime.spawn(writer.run(sender))?) })
     }
 
@@ -48,16 +47,16 @@ impl Events {
             self.worker = None;
             let error = result.err()?;
             let mut bytes = Vec::new();
-            write(&mut bytes, &error.json());
+            write_data(&mut bytes, &error.json());
             Some(bytes.into())
         })
     }
 }
 
-/// Serializes deltas until the generation ends with `[DONE]` or an error.
+/// Serializes deltas until the generation ends or fails.
 struct EventWriter {
     generation: Generation,
-    envelope: Envelope,
+    format: Box<dyn AnswerFormat>,
     begun: bool,
     over: bool,
 }
@@ -74,34 +73,29 @@ impl EventWriter {
     /// The next event, together with others that are ready.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut bytes = Vec::new();
-        let include_usage = self.generation.request().include_usage;
         if !self.begun {
             self.begun = true;
-            for index in 0..self.generation.len() {
-                if let Some(chunk) = self.envelope.first_chunk(index, include_usage) {
-                    write(&mut bytes, &chunk);
-                }
-            }
+            self.format.begin(&self.generation, &mut bytes);
         }
         while !self.over && bytes.len() < CHUNK {
             match self.generation.poll_next(cx) {
                 Poll::Ready(Ok(Some(delta))) => {
-                    if !delta.is_silent() {
-                        write(&mut bytes, &self.envelope.chunk(&delta, include_usage));
+                    if !delta.is_silent()
+                        && let Err(error) = self.format.delta(&delta, &self.generation, &mut bytes)
+                    {
+                        write_data(&mut bytes, &error.json());
+                        self.over = true;
                     }
                     let entries = delta.entries.iter().map(|entry| Entry::bytes(entry.top.len()));
                     self.generation.lease().shrink(entries.sum());
                 }
                 Poll::Ready(Ok(None)) => {
-                    if include_usage {
-                        write(&mut bytes, &self.envelope.usage_chunk(self.generation.usage()));
-                    }
-                    bytes.extend_from_slice(b"data: [DONE]\n\n");
+                    self.format.end(&self.generation, &mut bytes);
                     self.over = true;
                 }
                 // The status has been sent: errors are events, too.
                 Poll::Ready(Err(error)) => {
-                    write(&mut bytes, &error.json());
+                    write_data(&mut bytes, &error.json());
                     self.over = true;
                 }
                 Poll::Pending if bytes.is_empty() => return Poll::Pending,
@@ -110,11 +104,4 @@ impl EventWriter {
         }
         Poll::Ready((!bytes.is_empty()).then(|| bytes.into()))
     }
-}
-
-fn write(bytes: &mut Vec<u8>, message: &impl Serialize) {
-    bytes.extend_from_slice(b"data: ");
-    // Writing to memory cannot fail, and no map has keys that are not strings.
-    drop(serde_json::to_writer(&mut *bytes, message));
-    bytes.extend_from_slice(b"\n\n");
 }

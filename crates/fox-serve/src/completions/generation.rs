@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use fox_infer::{Event, Refusal, Request, Sampling, ScoredToken, Ticket};
+use fox_infer::{Event, Grammar, Refusal, Request, Sampling, ScoredToken, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
 use super::Prompt;
-use super::choice::{Choice, Delta, Entry, PromptEcho};
+use super::choice::{Choice, Delta, Entry, Finish, PromptEcho};
 use super::request::CompletionRequest;
 use super::wire::Usage;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::memory::ByteLease;
+use crate::metrics::Outcome;
 
 /// Time until a request that found the engine's queue full is submitted again.
 const RETRY: Duration = Duration::from_millis(20);
@@ -33,6 +34,7 @@ type ChoiceEvent = (usize, ApiResult<Event>);
 pub(crate) struct Generation {
     app: Arc<App>,
     request: CompletionRequest,
+    grammar: Option<Grammar>,
     /// One per prompt.
     echoes: Vec<PromptEcho>,
     choices: Vec<Choice>,
@@ -40,6 +42,8 @@ pub(crate) struct Generation {
     tickets: Vec<Option<Ticket>>,
     submitted: usize,
     ended: usize,
+    /// Whether an error has ended the request.
+    failed: bool,
     retry: Option<Pin<Box<Sleep>>>,
     /// For choices that are still to be submitted.
     sender: Option<UnboundedSender<ChoiceEvent>>,
@@ -60,7 +64,11 @@ impl Generation {
     ///
     /// # Errors
     /// A request that the engine refuses; nothing is submitted then.
-    pub fn start(app: Arc<App>, request: CompletionRequest) -> ApiResult<Generation> {
+    pub fn start(
+        app: Arc<App>,
+        request: CompletionRequest,
+        grammar: Option<Grammar>,
+    ) -> ApiResult<Generation> {
         let (sender, events) = unbounded_channel();
         let count = request.prompts.len() * request.best_of;
         let mut generation = Generation {
@@ -73,6 +81,7 @@ impl Generation {
             last_token: vec![None; count],
             submitted: 0,
             ended: 0,
+            failed: false,
             retry: None,
             echoing: VecDeque::new(),
             sender: Some(sender),
@@ -80,7 +89,11 @@ impl Generation {
             lease: Arc::new(app.answers.lease()),
             app,
             request,
+            grammar,
         };
+        if generation.grammar.is_some() {
+            generation.lease.grow(Grammar::MAX_BYTES)?;
+        }
         let end_ids = generation.end_ids();
         for at in 0..generation.request.prompts.len() {
             let first = at * generation.request.best_of;
@@ -127,7 +140,8 @@ impl Generation {
 
     fn engine_request(&self, index: usize) -> Request {
         let request = &self.request;
-        let seed = request.sampling.seed.wrapping_add((index % request.best_of) as u64);
+        // Every choice of a request has a different seed, also when two prompts of a list are equal.
+        let seed = request.sampling.seed.wrapping_add(index as u64);
         let echo = self.scores_prompt(index);
         let prompt_logprobs = request.prompt_logprobs.filter(|_| echo);
         Request {
@@ -141,6 +155,7 @@ impl Generation {
             logit_bias: request.logit_bias.clone(),
             top_logprobs: request.logprobs.max(prompt_logprobs).unwrap_or(0),
             echo,
+            grammar: self.grammar.clone(),
         }
     }
 
@@ -212,6 +227,12 @@ impl Generation {
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ApiResult<Option<Delta>>> {
+        let next = self.poll_delta(cx);
+        self.failed |= matches!(next, Poll::Ready(Err(_)));
+        next
+    }
+
+    fn poll_delta(&mut self, cx: &mut Context<'_>) -> Poll<ApiResult<Option<Delta>>> {
         loop {
             if let Some(delta) = self.next_echo()? {
                 return Poll::Ready(Ok(Some(delta)));
@@ -283,7 +304,8 @@ impl Generation {
                     metrics.inter_token_time.observe(now - before);
                 }
                 self.usage.completion_tokens += 1;
-                if self.request.logprobs.is_none() {
+                // Text that may be a tool call is withheld; the bytes of its events count for it.
+                if self.request.logprobs.is_none() && self.request.tools.is_none() {
                     self.lease.shrink(bytes);
                 }
                 choice.push(scored)?
@@ -298,6 +320,11 @@ impl Generation {
             // Cancels the rest in the engine when a stop string has ended the choice.
             self.tickets[index] = None;
             self.ended += 1;
+            let outcome = match delta.finish {
+                Some(Finish::Length) => Outcome::Length,
+                _ => Outcome::Stop,
+            };
+            self.app.metrics.count_outcome(outcome, 1);
             self.submit()?;
         }
         Ok(delta)
@@ -314,6 +341,14 @@ impl Generation {
             self.echoing.push_back(index);
         }
         if is_complete { self.submit() } else { Ok(()) }
+    }
+}
+
+/// Counts the choices that did not end.
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let outcome = if self.failed { Outcome::Error } else { Outcome::Abort };
+        self.app.metrics.count_outcome(outcome, self.submitted - self.ended);
     }
 }
 

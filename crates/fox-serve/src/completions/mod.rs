@@ -1,10 +1,16 @@
-//! `/v1/completions` and `/v1/chat/completions`: from JSON to the engine and back, complete or as events.
+//! `/v1/completions`, `/v1/chat/completions`, `/v1/responses` and `/v1/messages`: from JSON to the engine and back,
+//! complete or as events.
 
 mod choice;
+mod constraint;
 mod events;
+mod format;
 mod generation;
+mod messages;
 mod prompt;
 mod request;
+mod responses;
+mod tools;
 mod wire;
 
 pub(crate) use events::Events;
@@ -19,9 +25,11 @@ use hyper::body::Bytes;
 use crate::app::App;
 use crate::body::{Body, ReceivedBody, chunked_json_response, event_response};
 use crate::error::ApiResult;
-use crate::memory::LeasedWriter;
+use format::AnswerFormat;
 use generation::Generation;
+use messages::MessageFormat;
 use request::CompletionRequest;
+use responses::ResponseFormat;
 use wire::{Envelope, FullChoice};
 
 /// Answers a request.
@@ -30,16 +38,25 @@ pub(crate) async fn complete(
     kind: Kind,
     body: ReceivedBody,
 ) -> ApiResult<Response<Body>> {
-    let request =
+    let mut request =
         app.parse(body, move |app, body| CompletionRequest::parse(app, kind, body)).await?;
-    let envelope = Envelope::new(&app, kind, request.logprobs);
+    let grammar = match request.constraint.take() {
+        Some(constraint) => Some(constraint.compile(&app).await?),
+        None => None,
+    };
+    let format: Box<dyn AnswerFormat> = match kind {
+        Kind::Text | Kind::Chat => Box::new(Envelope::new(&app, kind, request.logprobs)),
+        Kind::Responses => Box::new(ResponseFormat::new(&app)),
+        Kind::Messages => Box::new(MessageFormat::new(&app)),
+    };
     let (unknown, is_stream) = (request.unknown.clone(), request.stream);
     let shared = app.clone();
-    let generation = app.text.spawn(async move { Generation::start(shared, request) })?.await??;
+    let generation =
+        app.text.spawn(async move { Generation::start(shared, request, grammar) })?.await??;
     let response = match is_stream {
-        true => event_response(Events::start(&app.text, generation, envelope)?),
+        true => event_response(Events::start(&app.text, generation, format)?),
         false => {
-            let answer = app.text.spawn(full_answer(generation, envelope))?;
+            let answer = app.text.spawn(full_answer(generation, format))?;
             chunked_json_response(answer.await??)
         }
     };
@@ -47,7 +64,10 @@ pub(crate) async fn complete(
 }
 
 /// The JSON of all choices, once all have ended.
-async fn full_answer(mut generation: Generation, envelope: Envelope) -> ApiResult<Vec<Bytes>> {
+async fn full_answer(
+    mut generation: Generation,
+    format: Box<dyn AnswerFormat>,
+) -> ApiResult<Vec<Bytes>> {
     let request = generation.request();
     let (n, best_of) = (request.n, request.best_of);
     let choice = |index: usize| FullChoice::new(index, index / best_of);
@@ -59,7 +79,7 @@ async fn full_answer(mut generation: Generation, envelope: Envelope) -> ApiResul
     let choices = best(choices, n, best_of);
     let lease = generation.lease().clone();
     let held = lease.bytes();
-    let answer = LeasedWriter::json(&lease, &envelope.full(&choices, &generation));
+    let answer = format.full(&choices, &generation);
     // The answer returns its bytes as it is sent; what it was made of is returned here.
     drop((choices, generation));
     lease.shrink(held);

@@ -7,6 +7,9 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Prompt;
+use super::constraint::Constraint;
+use super::tools::Tools;
+use super::{messages, responses};
 use crate::app::{App, random};
 use crate::chat;
 use crate::error::{ApiError, ApiResult};
@@ -22,14 +25,13 @@ const MAX_STOPS: usize = 64;
 const MAX_BIASES: usize = 1024;
 
 /// Fields that do not change the answer.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 9] = [
     "user",
     "metadata",
     "store",
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
     "modalities",
@@ -42,6 +44,10 @@ pub(crate) enum Kind {
     Text,
     /// `/v1/chat/completions`.
     Chat,
+    /// `/v1/responses`, parsed as a chat.
+    Responses,
+    /// `/v1/messages`, parsed as a chat.
+    Messages,
 }
 
 /// A valid request.
@@ -55,7 +61,7 @@ pub(crate) struct CompletionRequest {
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
-    /// With the seed of the first choice of a prompt; the next choices have the next seeds.
+    /// With the seed of the first choice of the first prompt; the next choices have the next seeds.
     pub sampling: Sampling,
     pub logit_bias: Vec<(i32, f32)>,
     pub stops: Vec<String>,
@@ -70,6 +76,10 @@ pub(crate) struct CompletionRequest {
     pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
+    /// What every choice must match.
+    pub constraint: Option<Constraint>,
+    /// Tools that a chat may call.
+    pub tools: Option<Tools>,
     pub unknown: UnknownFields,
 }
 
@@ -83,6 +93,18 @@ enum Stop {
 
 impl CompletionRequest {
     pub fn parse(app: &App, kind: Kind, body: &[u8]) -> ApiResult<Self> {
+        let translate = match kind {
+            Kind::Text | Kind::Chat => return Self::parse_as(app, kind, body),
+            Kind::Responses => responses::translate,
+            Kind::Messages => messages::translate,
+        };
+        let (body, unknown) = translate(body, app.options.strict)?;
+        let mut request = Self::parse_as(app, Kind::Chat, &body)?;
+        request.unknown = request.unknown.and(unknown);
+        Ok(request)
+    }
+
+    fn parse_as(app: &App, kind: Kind, body: &[u8]) -> ApiResult<Self> {
         let mut fields = Fields::parse(body)?;
         if let Some(model) = fields.take::<String>("model")? {
             models::check_name(app, &model)?;
@@ -107,13 +129,24 @@ impl CompletionRequest {
             logprobs: logprobs(&mut fields, kind)?,
             prompt_logprobs: count(&mut fields, "prompt_logprobs")?,
             include_usage: include_usage && stream,
+            constraint: Constraint::parse(&mut fields)?,
+            tools: None,
             stream,
             prompts: Vec::new(),
             unknown,
         };
+        if kind == Kind::Chat {
+            request.tools = Tools::parse(&mut fields)?;
+            let forced = request.tools.as_ref().and_then(Tools::constraint);
+            if forced.is_some() && request.constraint.is_some() {
+                let message = "a choice that must call a tool has no other format";
+                return Err(ApiError::invalid("tool_choice", message));
+            }
+            request.constraint = request.constraint.or(forced);
+        }
         request.prompts = match kind {
             Kind::Text => text_prompts(app, &mut fields)?,
-            Kind::Chat => vec![chat_prompt(app, &mut fields)?],
+            _ => vec![chat_prompt(app, &mut fields, request.tools.as_ref())?],
         };
         if kind == Kind::Chat {
             request.stops.extend(app.chat.stops().iter().map(|stop| stop.to_string()));
@@ -181,11 +214,12 @@ fn text_prompts(app: &App, fields: &mut Fields) -> ApiResult<Vec<Prompt>> {
     }
 }
 
-fn chat_prompt(app: &App, fields: &mut Fields) -> ApiResult<Prompt> {
+fn chat_prompt(app: &App, fields: &mut Fields, tools: Option<&Tools>) -> ApiResult<Prompt> {
     let messages = chat::messages(fields.take("messages")?)?;
     let add = fields.take("add_generation_prompt")?.unwrap_or(true);
     let mark = fields.take("add_special_tokens")?.unwrap_or(app.chat.needs_mark());
-    let text = app.chat.prompt(&messages, add)?;
+    let tools = tools.map_or(&[][..], |tools| &tools.list);
+    let text = app.chat.prompt(&messages, tools, add)?;
     Prompt::rendered(app, &text, mark).map_err(|error| error.with_param(Some("messages".into())))
 }
 
@@ -193,7 +227,7 @@ fn max_tokens(fields: &mut Fields, kind: Kind) -> ApiResult<usize> {
     let (old, new) = (count(fields, "max_tokens")?, count(fields, "max_completion_tokens")?);
     Ok(new.or(old).unwrap_or(match kind {
         Kind::Text => DEFAULT_MAX_TOKENS,
-        Kind::Chat => DEFAULT_CHAT_TOKENS,
+        _ => DEFAULT_CHAT_TOKENS,
     }))
 }
 
@@ -285,15 +319,13 @@ fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownF
 
 /// Refuses fields of OpenAI's API that would change the answer.
 fn refuse_unsupported(fields: &mut Fields, kind: Kind) -> ApiResult<()> {
-    let text = [json!({ "type": "text" })];
-    fields.ignore("response_format", &text, "the model writes plain text only")?;
     if kind == Kind::Text {
         let why = "the model only continues what stands before";
         return fields.ignore("suffix", &[json!("")], why);
     }
     let none = [json!([]), json!("none"), json!("auto")];
-    for name in ["tools", "tool_choice", "functions", "function_call"] {
-        fields.ignore(name, &none, "the model calls no functions")?;
+    for name in ["functions", "function_call"] {
+        fields.ignore(name, &none, "use tools and tool_choice")?;
     }
     fields.ignore("audio", &[], "the model writes plain text only")
 }

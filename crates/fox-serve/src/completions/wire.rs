@@ -2,15 +2,20 @@
 
 use std::sync::Arc;
 
+use hyper::body::Bytes;
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::Prompt;
 use super::choice::{Delta, Entry, Finish, PromptEcho};
+use super::format::{AnswerFormat, write_data};
 use super::generation::Generation;
 use super::request::{CompletionRequest, Kind};
+use super::tools::ToolCall;
 use crate::app::{App, now, random};
+use crate::error::ApiResult;
+use crate::memory::LeasedWriter;
 use crate::token_names::{TokenName, TokenNames};
 
 /// Written for a probability of zero, because JSON has no infinity.
@@ -63,7 +68,7 @@ pub(crate) struct Message<'a, C> {
 
 impl Envelope {
     pub fn new(app: &Arc<App>, kind: Kind, logprobs: Option<usize>) -> Envelope {
-        let mark = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        let mark = if kind != Kind::Text { "chatcmpl" } else { "cmpl" };
         let id = format!("{mark}-{:016x}{:016x}", random(), random());
         Envelope { id, created: now(), app: app.clone(), kind, top: logprobs.unwrap_or(0) }
     }
@@ -74,7 +79,7 @@ impl Envelope {
     }
 
     fn chunk_object(&self) -> &'static str {
-        if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }
+        if self.kind != Kind::Text { "chat.completion.chunk" } else { "text_completion" }
     }
 
     fn entries<'a>(&'a self, prompt: &'a [Entry], own: &'a [Entry]) -> Entries<'a> {
@@ -82,7 +87,7 @@ impl Envelope {
     }
 
     /// A complete response.
-    pub fn full<'a>(
+    fn full_message<'a>(
         &'a self,
         choices: &'a [FullChoice],
         generation: &'a Generation,
@@ -92,7 +97,7 @@ impl Envelope {
             let echo = &generation.echoes()[choice.prompt];
             self.full_choice(&choice.delta, echo, request)
         });
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.kind != Kind::Text { "chat.completion" } else { "text_completion" };
         self.message(object, choices.collect(), Some(generation.usage().json()))
     }
 
@@ -120,9 +125,14 @@ impl Envelope {
                 finish_reason,
                 prompt_logprobs,
             },
-            Kind::Chat => ChoiceJson::Message {
+            _ => ChoiceJson::Message {
                 index,
-                message: ChatMessage { role: "assistant", content: &delta.text },
+                message: ChatMessage {
+                    role: "assistant",
+                    content: (!delta.text.is_empty() || delta.tool_calls.is_empty())
+                        .then_some(&delta.text),
+                    tool_calls: &delta.tool_calls,
+                },
                 logprobs: entries.into_chat(),
                 finish_reason,
                 prompt_logprobs,
@@ -132,20 +142,16 @@ impl Envelope {
 
     /// The chunk that begins a choice, where there is one. Where usage is wanted, chunks before the last have
     /// a null.
-    pub fn first_chunk(
-        &self,
-        index: usize,
-        include_usage: bool,
-    ) -> Option<Message<'_, [Value; 1]>> {
+    fn first_chunk(&self, index: usize, include_usage: bool) -> Option<Message<'_, [Value; 1]>> {
         let delta = json!({ "role": "assistant", "content": "" });
         let choice =
             json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null });
         let usage = include_usage.then_some(Value::Null);
-        (self.kind == Kind::Chat).then(|| self.message(self.chunk_object(), [choice], usage))
+        (self.kind != Kind::Text).then(|| self.message(self.chunk_object(), [choice], usage))
     }
 
     /// One chunk of a streamed response.
-    pub fn chunk<'a>(
+    fn chunk<'a>(
         &'a self,
         delta: &'a Delta,
         include_usage: bool,
@@ -160,9 +166,14 @@ impl Envelope {
                 finish_reason,
                 prompt_logprobs: None,
             },
-            Kind::Chat => ChoiceJson::Delta {
+            _ => ChoiceJson::Delta {
                 index,
-                delta: ChatDelta { content: &delta.text },
+                delta: ChatDelta {
+                    content: &delta.text,
+                    tool_calls: (delta.tool_calls.iter().enumerate())
+                        .map(|(at, call)| call.json(Some(at)))
+                        .collect(),
+                },
                 logprobs: entries.into_chat(),
                 finish_reason,
             },
@@ -171,8 +182,40 @@ impl Envelope {
     }
 
     /// The chunk after the last one.
-    pub fn usage_chunk(&self, usage: Usage) -> Message<'_, [(); 0]> {
+    fn usage_chunk(&self, usage: Usage) -> Message<'_, [(); 0]> {
         self.message(self.chunk_object(), [], Some(usage.json()))
+    }
+}
+
+impl AnswerFormat for Envelope {
+    fn begin(&mut self, generation: &Generation, bytes: &mut Vec<u8>) {
+        for index in 0..generation.len() {
+            let include_usage = generation.request().include_usage;
+            if let Some(chunk) = self.first_chunk(index, include_usage) {
+                write_data(bytes, &chunk);
+            }
+        }
+    }
+
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        generation: &Generation,
+        bytes: &mut Vec<u8>,
+    ) -> ApiResult<()> {
+        write_data(bytes, &self.chunk(delta, generation.request().include_usage));
+        Ok(())
+    }
+
+    fn end(&mut self, generation: &Generation, bytes: &mut Vec<u8>) {
+        if generation.request().include_usage {
+            write_data(bytes, &self.usage_chunk(generation.usage()));
+        }
+        bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn full(&self, choices: &[FullChoice], generation: &Generation) -> ApiResult<Vec<Bytes>> {
+        LeasedWriter::json(generation.lease(), &self.full_message(choices, generation))
     }
 }
 
@@ -192,8 +235,13 @@ impl FullChoice {
         let sum = &mut self.delta;
         sum.text.push_str(&delta.text);
         sum.entries.extend(delta.entries);
+        sum.tool_calls.extend(delta.tool_calls);
         sum.finish = sum.finish.or(delta.finish);
         sum.score = (sum.score.0 + delta.score.0, sum.score.1 + delta.score.1);
+    }
+
+    pub fn delta(&self) -> &Delta {
+        &self.delta
     }
 
     pub fn set_index(&mut self, index: usize) {
@@ -245,13 +293,18 @@ pub(crate) enum ChoiceJson<'a> {
 #[derive(Serialize)]
 pub(crate) struct ChatMessage<'a> {
     role: &'static str,
-    content: &'a str,
+    /// Null in a choice that only calls tools.
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tool_calls: &'a [ToolCall],
 }
 
 #[derive(Serialize)]
 pub(crate) struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     content: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Value>,
 }
 
 /// Two texts, written as one.

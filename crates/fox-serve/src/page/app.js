@@ -3,6 +3,12 @@
 import { Pane } from "./pane.js";
 import { keepSettings, link, request, restoreLink, restoreSettings } from "./state.js";
 
+// The prompts of the picture and of the first command in the README.
+const FIRST_PROMPTS = {
+  synthetic: "Ann sings. Ben cooks. The rain falls. Ann sings. A new chapter begins. Ben fishes. Ann waits. Ben fishes. Ann",
+  other: "It was a dark and stormy night",
+};
+
 const $ = (id) => document.getElementById(id);
 let panes = [];
 let abort = null; // aborts the running requests
@@ -97,9 +103,7 @@ async function start() {
   const kinds = await Promise.all(panes.map((pane) => pane.connect()));
   document.title = `fox: ${panes.map((pane) => pane.parts.title.textContent).join(" and ")}`;
   if (view) return restore(view);
-  if (!$("prompt").value) {
-    $("prompt").value = kinds[0] === "synthetic" ? "Ann sings. Ben cooks. The rain falls. Ann" : "Once upon a time";
-  }
+  if (!$("prompt").value) $("prompt").value = FIRST_PROMPTS[kinds[0]] ?? FIRST_PROMPTS.other;
 }
 
 $("form").addEventListener("submit", (event) => { event.preventDefault(); write(); });

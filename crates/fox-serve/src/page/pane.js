@@ -91,7 +91,9 @@ export class Pane {
     this.promptEnd = Array.from(promptText).length;
     if (!request.echo) this.append(promptText, { isPrompt: true });
     // The prompt is echoed in several chunks; the entry of its first token has no log-probability.
-    let answer = "", first = null, count = 0, reason = null, echoed = request.echo ? 0 : this.promptEnd;
+    let answer = "", count = 0, reason = null, echoed = request.echo ? 0 : this.promptEnd;
+    // Many chunks may arrive in one read, so only the time since the request was sent is a true duration.
+    const begun = performance.now();
     try {
       for await (const part of this.server.complete(request, signal)) {
         const isEcho = echoed < this.promptEnd || part.logprobs?.token_logprobs[0] === null;
@@ -100,12 +102,11 @@ export class Pane {
           echoed += Array.from(part.text).length;
         } else {
           answer += part.text;
-          first ??= performance.now();
           count += part.logprobs?.tokens.length ?? 0;
         }
         reason = part.finish_reason ?? reason;
-        const seconds = (performance.now() - (first ?? 0)) / 1000;
-        const speed = count > 1 && seconds > 0 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
+        const seconds = (performance.now() - begun) / 1000;
+        const speed = count && seconds > 0 ? `, ${(count / seconds).toFixed(1)} tokens/s with the prompt` : "";
         report(`${count} tokens${speed}${reason ? `, end: ${reason}` : ""}`);
       }
     } catch (problem) {

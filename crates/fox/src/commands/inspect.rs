@@ -10,7 +10,7 @@ use fox_eval::inspect::{InspectOptions, inspect};
 use fox_lab::provenance;
 
 use super::eval::corpus::{documents, first_tokens, has_own, text};
-use super::eval::subjects::Opened;
+use super::eval::subjects::{Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::pretrained::{or_pretrained, sample};
@@ -44,9 +44,10 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Page to write; the numbers go to the same name with .json
-    #[arg(long, value_name = "FILE", default_value = "inspect.html")]
-    out: PathBuf,
+    /// Page to write; the numbers go to the same name with .json. Without it inspect.html in the run folder of a run, or
+    /// else here
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print the numbers as JSON
@@ -58,15 +59,13 @@ pub struct Args {
 const LONG: usize = 8192;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let numbers = args.out.with_extension("json");
-    if args.out == numbers {
-        bail!(
-            "--out {} is where the numbers go; name the page, e.g. inspect.html",
-            args.out.display()
-        );
+    let out = results_in(args.out.as_deref(), args.model.as_slice(), "inspect.html");
+    let numbers = out.with_extension("json");
+    if out == numbers {
+        bail!("--out {} is where the numbers go; name the page, e.g. inspect.html", out.display());
     }
-    if args.out.is_dir() {
-        bail!("--out {} is a folder; name a file for the page", args.out.display());
+    if out.is_dir() {
+        bail!("--out {} is a folder; name a file for the page", out.display());
     }
     let device = args.device.open()?;
     let model = or_pretrained(args.model.as_deref())?;
@@ -88,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut page = seen.report(&decode);
     let beside = "the numbers are in the JSON file beside this page.";
     page.footer(&provenance::footer(&device.to_string(), &provenance::command(), beside));
-    write_whole(&args.out, page.html().as_bytes())?;
+    write_whole(&out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
     if args.json {
         output::print(&format!("{}\n", seen.json()))?;
@@ -111,7 +110,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::table(&rows),
         ids.len(),
         100.0 * seen.pruned(),
-        args.out.display(),
+        out.display(),
         numbers.display()
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -195,7 +195,7 @@ impl Session<'_> {
 }
 
 fn message(role: &str, content: &str) -> ChatMessage {
-    ChatMessage { role: role.into(), content: content.into(), name: None }
+    ChatMessage { role: role.into(), content: content.into(), ..ChatMessage::default() }
 }
 
 /// A text and the next line of it.
