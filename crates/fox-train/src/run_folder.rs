@@ -134,7 +134,7 @@ impl RunFolder {
     pub fn check(path: &Path, recipe: &Recipe, data: Option<&str>) -> Result<bool> {
         let config = path.join(CONFIG);
         match config.exists() {
-            true => compare(path, &config, &recipe.to_toml()?, data)?,
+            true => compare(path, &config, &recipe.to_toml()?, data, Length::EqualOrLonger)?,
             false => check_beginning(path)?,
         }
         Ok(config.exists())
@@ -286,7 +286,7 @@ pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
         return Ok(None);
     }
     let data = RunData::open(recipe)?.train.identity();
-    compare(path, &config, &recipe.to_toml()?, Some(&data))?;
+    compare(path, &config, &recipe.to_toml()?, Some(&data), Length::Equal)?;
     Ok(Summary::read(path)?.filter(|run| run.finished && run.steps >= recipe.steps()))
 }
 
@@ -307,7 +307,22 @@ fn is_our_beginning(entry: &Path) -> bool {
     }
 }
 
-fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result<()> {
+/// Whether a recipe with more tokens is another run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// It is: results of a longer run are not those of a run that was extended.
+    Equal,
+    /// A finished run may be extended.
+    EqualOrLonger,
+}
+
+fn compare(
+    path: &Path,
+    config: &Path,
+    text: &str,
+    data: Option<&str>,
+    length: Length,
+) -> Result<()> {
     let different = |detail: String| Error::DifferentRun { path: path.to_path_buf(), detail };
     let parse = |text: &str| {
         text.parse::<Table>().map_err(|e| Error::Toml {
@@ -325,7 +340,8 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
         training.insert("gate_init".into(), "published".into());
     }
     let tokens = |recipe: &Table| recipe.get("training")?.get("tokens")?.as_integer();
-    if tokens(&there) < tokens(&here) && Summary::read(path)?.is_some_and(|run| run.finished) {
+    let longer = length == Length::EqualOrLonger && tokens(&there) < tokens(&here);
+    if longer && Summary::read(path)?.is_some_and(|run| run.finished) {
         // A finished run gets more tokens; its warm-up is over.
         for (section, key) in [("training", "tokens"), ("schedule", "warmup_tokens")] {
             let value = there.get(section).and_then(|section| section.get(key)).cloned();
