@@ -11,7 +11,7 @@ use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
     read_rows, result_on_file, run_task, with_shots,
 };
-use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_model::{ForwardOptions, Model, ModelConfig};
 use fox_tensor::{Device, Segments, Tape};
 use serde_json::json;
 
@@ -180,21 +180,13 @@ fn figures_follow_from_the_likelihoods() {
 }
 
 #[test]
-fn progress_and_pruning_reach_the_forward_pass() {
-    let (mut model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
-    assert!(model.init_decay_times(DecayTime { min: 20.0, max: 40.0 }).unwrap());
-    let spec = find("piqa", None).unwrap();
-    let mut data = questions();
-    data[0]["goal"] = json!("boil water slowly ".repeat(30));
-    let log_probs = |pruning| {
-        let (options, mut seen) = (TaskOptions { pruning, ..TaskOptions::default() }, Vec::new());
-        let (_, samples) =
-            run_task(&subject(&model), &tokenizer, &spec, &data, &options, |x| seen.push(x))
-                .unwrap();
-        assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
-        samples[0]["log_probs"].clone()
-    };
-    assert_ne!(log_probs(Pruning::Off), log_probs(Pruning::Tolerance(-0.01)));
+fn progress_ends_at_one() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let (spec, options) = (find("piqa", None).unwrap(), TaskOptions::default());
+    let mut seen = Vec::new();
+    run_task(&subject(&model), &tokenizer, &spec, &questions(), &options, |x| seen.push(x))
+        .unwrap();
+    assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
 }
 
 #[test]
