@@ -315,7 +315,8 @@ fn row_spans(charts: &[(String, String)]) -> Vec<usize> {
 const COLUMNS: usize = 80;
 
 /// A table with aligned columns: the first to the left, the others to the right. One that is too wide for a terminal has
-/// cells of several lines; where even single words are too wide, each row becomes a list below its first cell.
+/// cells of several lines; where even single words are too wide, rows become columns, or else lists below their first
+/// cells.
 pub fn text_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |c: usize, measure: &dyn Fn(&str) -> usize| {
@@ -329,7 +330,7 @@ pub fn text_table(rows: &[Vec<String>]) -> String {
         let wide = (0..columns).filter(|c| widths[*c] > least[*c]).max_by_key(|c| widths[*c]);
         match wide {
             Some(c) => widths[c] -= 1,
-            None => return text_lists(rows),
+            None => return turned_table(rows).unwrap_or_else(|| text_lists(rows)),
         }
     }
     let mut text = String::new();
@@ -350,6 +351,17 @@ pub fn text_table(rows: &[Vec<String>]) -> String {
         }
     }
     text
+}
+
+/// The table with rows as columns, if it is narrow enough.
+fn turned_table(rows: &[Vec<String>]) -> Option<String> {
+    let columns = rows.iter().map(Vec::len).max()?;
+    let cell = |row: &Vec<String>, c: usize| row.get(c).cloned().unwrap_or_default();
+    let turned: Vec<Vec<String>> =
+        (0..columns).map(|c| rows.iter().map(|row| cell(row, c)).collect()).collect();
+    let widest = |c: usize| turned.iter().map(|row| width(&row[c])).max().unwrap_or(0);
+    let total: usize = (0..rows.len()).map(widest).sum::<usize>() + 2 * (rows.len() - 1);
+    (total <= COLUMNS).then(|| text_table(&turned))
 }
 
 /// A table as a list per row, with the names of the columns from the first row.
