@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A folder belongs to a run when everything that decides its numbers is the same: model, data, portions,
-//! optimizer and schedule. How often it is watched and kept may change from start to start, and a finished run may get
-//! more tokens.
+//! optimizer and schedule. How often it is watched and kept may change from start to start; a finished run may be
+//! extended.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,10 +134,31 @@ impl RunFolder {
     pub fn check(path: &Path, recipe: &Recipe, data: Option<&str>) -> Result<bool> {
         let config = path.join(CONFIG);
         match config.exists() {
-            true => compare(path, &config, &recipe.to_toml()?, data, Length::EqualOrLonger)?,
+            true => compare(path, &config, &recipe.to_toml()?, data, false)?,
             false => check_beginning(path)?,
         }
         Ok(config.exists())
+    }
+
+    /// Gives a finished run the tokens of a recipe that has more of them and is the same otherwise, so that it resumes. A
+    /// longer run from the beginning has other bits, so experiments do not use this. Other folders stay as they are.
+    ///
+    /// # Errors
+    /// A finished run that differs in something else, or that another process trains.
+    pub fn extend(path: &Path, recipe: &Recipe) -> Result<()> {
+        let config = path.join(CONFIG);
+        if !config.exists() || Summary::read(path)?.is_none_or(|run| !run.finished) {
+            return Ok(());
+        }
+        if Self::recipe(path)?.training.tokens >= recipe.training.tokens {
+            return Ok(());
+        }
+        let _lock = FolderLock::take(&path.join(LOCK))?
+            .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
+        let data = RunData::open(recipe)?.train.identity();
+        compare(path, &config, &recipe.to_toml()?, Some(&data), true)?;
+        let text = run_paths::stored(recipe, path).to_toml()?;
+        Ok(durable::write(&config, text.as_bytes())?)
     }
 
     /// Whether a folder may get the text of a run before the run itself is compared with the existing one.
@@ -286,7 +307,7 @@ pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
         return Ok(None);
     }
     let data = RunData::open(recipe)?.train.identity();
-    compare(path, &config, &recipe.to_toml()?, Some(&data), Length::Equal)?;
+    compare(path, &config, &recipe.to_toml()?, Some(&data), false)?;
     Ok(Summary::read(path)?.filter(|run| run.finished && run.steps >= recipe.steps()))
 }
 
@@ -307,22 +328,8 @@ fn is_our_beginning(entry: &Path) -> bool {
     }
 }
 
-/// Whether a recipe with more tokens is another run.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Length {
-    /// It is: results of a longer run are not those of a run that was extended.
-    Equal,
-    /// A finished run may be extended.
-    EqualOrLonger,
-}
-
-fn compare(
-    path: &Path,
-    config: &Path,
-    text: &str,
-    data: Option<&str>,
-    length: Length,
-) -> Result<()> {
+/// Refuses a folder with a run of another recipe (`text`) or of other data. With `longer`, the recipe may have more tokens.
+fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>, longer: bool) -> Result<()> {
     let different = |detail: String| Error::DifferentRun { path: path.to_path_buf(), detail };
     let parse = |text: &str| {
         text.parse::<Table>().map_err(|e| Error::Toml {
@@ -339,10 +346,8 @@ fn compare(
     {
         training.insert("gate_init".into(), "published".into());
     }
-    let tokens = |recipe: &Table| recipe.get("training")?.get("tokens")?.as_integer();
-    let longer = length == Length::EqualOrLonger && tokens(&there) < tokens(&here);
-    if longer && Summary::read(path)?.is_some_and(|run| run.finished) {
-        // A finished run gets more tokens; its warm-up is over.
+    if longer {
+        // The warm-up of a finished run is over.
         for (section, key) in [("training", "tokens"), ("schedule", "warmup_tokens")] {
             let value = there.get(section).and_then(|section| section.get(key)).cloned();
             if let (Some(Value::Table(section)), Some(value)) = (here.get_mut(section), value) {

@@ -219,8 +219,11 @@ fn distillation_keeps_model_close_to_teacher() {
     let held = distance("held", &["training.distill=1.0"]);
     assert!(held < 1e-3 * free && held < half && half < free, "{held} {half} {free}");
     let error = recipe::load(&bench.recipe, &strings(&["training.distill=0.5"])).unwrap_err();
-    let sentence = "needs a teacher; name the checkpoint to start from in training.init";
-    assert!(error.to_string().ends_with(sentence), "{error}");
+    assert!(
+        error
+            .to_string()
+            .ends_with("needs a teacher; name the checkpoint to start from in training.init")
+    );
 }
 
 #[test]

@@ -44,13 +44,10 @@ const USAGES: &[Usage] = &[
     ),
     usage(
         "train",
-        [
-            "fox train --data my.txt",
-            "fox train tiny-fox-pro --out runs/tiny --set training.tokens=1e6",
-        ],
+        ["fox train --data my.txt", "fox train tiny-fox-pro -o runs/tiny --tokens 1e6 --baseline"],
         "own-text",
     ),
-    usage("watch", ["fox watch runs/my", "fox watch runs/tiny"], "own-text"),
+    usage("watch", ["fox watch runs/my", "fox watch runs/my --out page.html"], "own-text"),
     usage(
         "launch",
         [

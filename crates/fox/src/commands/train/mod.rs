@@ -19,7 +19,7 @@ use fox_tensor::DeviceKind;
 use fox_train::data::RunData;
 use fox_train::own_text;
 use fox_train::recipe::Weights;
-use fox_train::{Recipe, RunSpec, Summary, recipe, train_in};
+use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::{hints, output, signals};
@@ -168,6 +168,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     // Before they meet: each says the same sentence, and none takes another's mistake for a loss.
     recipe.check_ranks(placement.as_ref().map_or(1, |place| place.size))?;
+    // The runs of an experiment are what their recipe gives from the beginning.
+    if speaks && !fox_lab::events::enabled() {
+        RunFolder::extend(&out, &recipe)?;
+    }
     trains.store(true, Ordering::Relaxed);
     let group = process_group::join(placement.as_ref(), &recipe)?;
     let device = match opened {
@@ -196,6 +200,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut other = out.clone().into_os_string();
     other.push("-transformer");
     let spec = RunSpec { recipe, out: PathBuf::from(other), device, command };
+    if !fox_lab::events::enabled() {
+        RunFolder::extend(&spec.out, &spec.recipe)?;
+    }
     let alone = Arc::new(Group::alone());
     let Some(compared) = train_one(&spec, &alone, args.quiet, true, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
