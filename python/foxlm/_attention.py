@@ -32,7 +32,8 @@ def forgetting_attention(
     `forgetting_attention`.
 
     Args:
-        q: queries `[B, M, H, d]`; `[B, H, M, d]` with `head_first`. float32, bfloat16 or float16, any strides.
+        q: queries `[B, M, H, d]`; `[B, H, M, d]` with `head_first`. float32, bfloat16 or float16, any
+            strides; float64 is computed by the definition in PyTorch.
         k: keys `[B, N, Hk, d]`, `N >= M`; query head `h` reads key head `h // (H / Hk)`. `d` is from 1 to 256.
         v: values `[B, N, Hk, dv]`.
         log_fgate: logs of the forget gates, at most 0, `[B, N, H]`, best in float32; None for no forgetting.

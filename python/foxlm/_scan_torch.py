@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _core
-from ._torch import LIBRARY, autocast, below_autograd, check, describe, with_gradients, without_gradients
+from ._torch import LIBRARY, autocast, below_autograd, check, describe, entry, with_gradients, without_gradients
 
 _OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
@@ -79,15 +79,19 @@ def _scan_backward_cpu(d_out, d_last, q, k, v, decay, write, skip, state, cu_seq
 class _Scan(torch.autograd.Function):
     """The op with its gradients."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, *arguments):
-        o, last = below_autograd(torch.ops.foxlm.scan.default, *arguments)
-        ctx.save_for_backward(*arguments[:8])
-        ctx.options = arguments[8:10]
-        if not arguments[10]:
-            ctx.mark_non_differentiable(last)
+    def forward(*arguments):
+        return below_autograd(torch.ops.foxlm.scan.default, *arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:8])
+        ctx.options = inputs[8:10]
+        if not inputs[10]:
+            ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        return o, last
 
     @staticmethod
     def backward(ctx, d_out, d_last):
@@ -96,7 +100,7 @@ class _Scan(torch.autograd.Function):
             return nothing
         tensors = ctx.saved_tensors
         d_out = torch.zeros_like(tensors[2]) if d_out is None else d_out
-        grads = torch.ops.foxlm.scan_backward.default(d_out, d_last, *tensors, *ctx.options)
+        grads = scan_backward(d_out, d_last, *tensors, *ctx.options)
         return (*[None if x is None else g for x, g in zip(tensors[:7], grads)], *nothing[7:])
 
 
@@ -105,11 +109,18 @@ LIBRARY.impl("scan_backward", _scan_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::scan", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::scan_backward", gradient_room, lib=LIBRARY)
 LIBRARY.impl("scan", with_gradients(_Scan, torch.ops.foxlm.scan.default), "Autograd")
-LIBRARY.impl("scan_backward", without_gradients(torch.ops.foxlm.scan_backward.default), "Autograd")
+_Backward = without_gradients(torch.ops.foxlm.scan_backward.default)
+LIBRARY.impl("scan_backward", with_gradients(_Backward, torch.ops.foxlm.scan_backward.default), "Autograd")
+_scan = entry(_Scan, "scan")
+scan_backward = entry(_Backward, "scan_backward")
 
 
 def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
     """The recurrence with gradients; the last states only if `keep_state`."""
     q, k, v = autocast(q.device.type, q, k, v)
+    if q.dtype == torch.float64:
+        from . import _float64
+
+        return _float64.scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta)
     check(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
-    return torch.ops.foxlm.scan.default(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)
+    return _scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

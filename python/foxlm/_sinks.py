@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import torch
 
+from ._torch import attention_backward
+
 
 class _WithSink(torch.autograd.Function):
     """`(o, lse)` of attention with a sink `[H]`."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink, *options):
@@ -32,7 +36,7 @@ class _WithSink(torch.autograd.Function):
         if d_out is None:
             return (None,) * (8 + len(ctx.options))
         q, k, v, log_gates, *tensors, sink, o, lse = ctx.saved_tensors
-        grads = torch.ops.foxlm.attention_backward.default(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
+        grads = attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
         weight = torch.exp(sink.to(lse.dtype) - lse)
         d_sink = -(weight * (d_out.to(lse.dtype) * o.to(lse.dtype)).sum(-1)).sum((0, 1)).to(sink.dtype)
         d_gates = None if log_gates is None else grads[3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch._C import _are_functorch_transforms_active as _transforms_are_active
 from torch.autograd import forward_ad
 
 from . import _checks, _core
@@ -70,16 +71,19 @@ def gradient_room(d_out, q, k, v, o, lse, log_gates, *_):
 class _Attention(torch.autograd.Function):
     """The op with its gradients."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options):
-        o, lse = below_autograd(
-            torch.ops.foxlm.attention.default, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options
-        )
-        ctx.save_for_backward(q, k, v, o, lse, log_gates, bounds, seq_start, cu_seqlens)
+    def forward(*arguments):
+        return below_autograd(torch.ops.foxlm.attention.default, *arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options = inputs
+        ctx.save_for_backward(q, k, v, *output, log_gates, bounds, seq_start, cu_seqlens)
         ctx.options = options
-        ctx.mark_non_differentiable(lse)
+        ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        return o, lse
 
     @staticmethod
     def backward(ctx, d_out, _):
@@ -87,7 +91,7 @@ class _Attention(torch.autograd.Function):
         if d_out is None:
             return nothing
         q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
-        grads = torch.ops.foxlm.attention_backward.default(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
+        grads = attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
         return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
 
 
@@ -106,8 +110,7 @@ def with_gradients(function, op):
     """
 
     def call(*arguments):
-        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
-            raise NotImplementedError(f"{op.name()} has no forward-mode gradients; use backward ones")
+        _refuse_tangents(op, arguments)
         if torch.is_grad_enabled() and any(map(_needs_gradient, arguments)):
             return function.apply(*arguments)
         return below_autograd(op, *arguments)
@@ -119,19 +122,44 @@ def without_gradients(op):
     """The backward op without second derivatives: asking for them is an error, where they would silently be zero."""
 
     class Last(torch.autograd.Function):
+        generate_vmap_rule = True
+
         @staticmethod
-        def forward(ctx, *arguments):
+        def forward(*arguments):
             return below_autograd(op, *arguments)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
 
         @staticmethod
         def backward(ctx, *_):
             raise NotImplementedError(f"the results of {op.name()} have no gradients; there are no second derivatives")
 
-    return with_gradients(Last, op)
+    return Last
+
+
+def entry(function, name):
+    """What the package calls: the op, or under a transform of `torch.func`, which looks for a function with gradients
+    before it looks at the op, that function."""
+
+    def call(*arguments):
+        op = getattr(torch.ops.foxlm, name).default
+        if not torch.compiler.is_compiling() and _transforms_are_active():
+            _refuse_tangents(op, arguments)
+            return function.apply(*arguments)
+        return op(*arguments)
+
+    return call
 
 
 def _needs_gradient(x):
     return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _refuse_tangents(op, arguments):
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+        raise NotImplementedError(f"{op.name()} has no forward-mode gradients; use backward ones")
 
 
 def _has_tangent(x):
@@ -143,7 +171,10 @@ LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
 LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
-LIBRARY.impl("attention_backward", without_gradients(torch.ops.foxlm.attention_backward.default), "Autograd")
+_Backward = without_gradients(torch.ops.foxlm.attention_backward.default)
+LIBRARY.impl("attention_backward", with_gradients(_Backward, torch.ops.foxlm.attention_backward.default), "Autograd")
+attention_forward = entry(_Attention, "attention")
+attention_backward = entry(_Backward, "attention_backward")
 
 
 def check(**tensors):
@@ -153,7 +184,7 @@ def check(**tensors):
     first, where = given[0][0], given[0][1].device
     for name, x in given:
         if x.dtype not in _TYPES:
-            raise ValueError(f"{name} is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16")
+            raise ValueError(f"{name} is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16, or float64 for all")
         if x.device != where:
             raise ValueError(f"{name} is on {x.device}, but {first} on {where}; move one of them")
 
@@ -184,6 +215,10 @@ def attention(
 ):
     """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
     q, k, v = autocast(q.device.type, q, k, v)
+    if q.dtype == torch.float64:
+        from . import _float64
+
+        return _float64.attention(q, k, v, log_gates, seq_start, cu_seqlens, scale, causal, window, sink_bias)
     check(q=q, k=k, v=v, log_fgate=log_gates, sink_bias=sink_bias)
     bounds = None
     if threshold is not None:
@@ -194,7 +229,7 @@ def attention(
         from . import _sinks
 
         return _sinks.attention(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink_bias, *options)
-    return torch.ops.foxlm.attention.default(q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
+    return attention_forward(q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
 
 
 # What follows adds to the library that is defined above.

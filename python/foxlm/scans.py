@@ -71,7 +71,8 @@ def run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, c
     from ._scan_torch import scan
 
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    state = None if initial_state is None else initial_state.float()
+    exact = str(q.dtype) == "torch.float64"
+    state = initial_state if initial_state is None or exact else initial_state.float()
     o, last = scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, output_final_state)
     return o, last if output_final_state else None
 

@@ -347,6 +347,31 @@ def test_save_and_load_give_the_same_model(config, kind, tmp_path):
     assert error(engine.logits(ids[0]), model(ids).logits[0].detach()) < 5e-6
 
 
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_heads_train_and_load(kind, tmp_path):
+    auto = getattr(transformers, f"AutoModelFor{kind}")
+    config = hf.FoxConfig.pro(num_heads=2, num_labels=3, pad_token_id=0, **SIZES)
+    model = auto.from_config(config)
+    ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+    labels = {"SequenceClassification": torch.tensor([0, 2]), "TokenClassification": torch.zeros(2, 6).long()}
+    given = {"labels": labels[kind]} if kind in labels else {"start_positions": torch.tensor([0, 1]),
+                                                             "end_positions": torch.tensor([2, 2])}  # fmt: skip
+    model(ids, attention_mask=mask, **given).loss.backward()
+    model.eval().save_pretrained(tmp_path)
+    again = auto.from_pretrained(tmp_path)
+    assert torch.equal(again(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0])
+
+
+def test_registered_classes_of_others_stay():
+    class Theirs(transformers.PretrainedConfig):
+        model_type = "foxlm-test-type"
+
+    transformers.AutoConfig.register("foxlm-test-type", Theirs, exist_ok=True)
+    ours = type("Ours", (hf.FoxConfig,), {"model_type": "foxlm-test-type"})
+    hf._register(ours, hf.FoxModel, hf.FoxForCausalLM)
+    assert type(transformers.AutoConfig.for_model("foxlm-test-type")) is Theirs
+
+
 def test_fixed_gates_have_the_configured_memory():
     config = hf.FoxConfig(
         vocab_size=50,

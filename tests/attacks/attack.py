@@ -186,14 +186,17 @@ def slow_readers(server):
 
 def health_under_load(server):
     """`/health` answers while 64 requests with log-probabilities run."""
-    body = {"prompt": "a", "max_tokens": 200, "logprobs": 20, "ignore_eos": True}
-    threads = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(64)]
+    body = {"prompt": "a", "max_tokens": 1000, "logprobs": 20, "ignore_eos": True}
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body))) for _ in range(64)]
     for thread in threads:
         thread.start()
     worst = 0.0
     while any(thread.is_alive() for thread in threads):
         worst = max(worst, server.health())
         time.sleep(0.01)
+    for answer in answers:
+        expect(answer, 200)
     assert worst < 1.0, f"/health took {worst:.2f} s"
 
 

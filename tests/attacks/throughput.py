@@ -2,13 +2,16 @@
 """Decode throughput of `fox generate` and `fox serve` with a large tokenizer against the byte tokenizer.
 
 Both run the same checkpoint (see make_model.py), so the output projection costs the same. Runs alternate, and the best
-of each is reported, together with the longest `/health` while requests with log-probabilities run.
+of each is reported, together with the longest `/health` while requests with log-probabilities run. On a machine with
+other work compare processor time per token, which the second table reports, rather than tokens per second.
 
 Usage: throughput.py FOX [REPEATS]
 """
 
 import json
+import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -22,10 +25,17 @@ TOKENIZERS = {"151,936 ids": [], "bytes": ["--tokenizer", "bytes"]}
 
 
 def generate(fox, model, flags):
-    """Tokens per second until the text is printed, as the command reports them."""
-    command = [fox, "generate", model, "-p", "the fox", "-m", "300", "-t", "0", "--ignore-end", *flags]
-    result = subprocess.run(command, capture_output=True, check=True)
-    return float(re.search(r"([\d.]+) tokens/s", result.stderr.decode()).group(1))
+    """Tokens per second until the text is printed, as the command reports them, and processor seconds per token: of 900
+    tokens less of 100, so that loading and prefill do not count."""
+    used = {}
+    for tokens in [900, 100]:
+        command = [fox, "generate", model, "-p", "the fox", "-m", str(tokens), "-t", "0", "--ignore-end", *flags]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run(command, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used[tokens] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        rate = float(re.search(r"([\d.]+) tokens/s", result.stderr.decode()).group(1))
+    return rate, (used[900] - used[100]) / 800
 
 
 class Server:
@@ -38,16 +48,20 @@ class Server:
         self.process.terminate()
         self.process.wait(60)
 
+    def processor_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def complete(self, body):
         request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         return urllib.request.urlopen(request, timeout=600).read()
 
     def load(self, requests, tokens, **fields):
-        """Tokens per second of concurrent requests, and the longest `/health` meanwhile."""
+        """Tokens per second of concurrent requests, processor seconds per token, and the longest `/health` meanwhile."""
         body = {"prompt": "the fox", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
         threads = [threading.Thread(target=self.complete, args=(body,)) for _ in range(requests)]
-        start = time.monotonic()
+        start, used = time.monotonic(), self.processor_seconds()
         for thread in threads:
             thread.start()
         worst = 0.0
@@ -56,7 +70,15 @@ class Server:
             urllib.request.urlopen(f"{self.url}/health", timeout=600).read()
             worst = max(worst, time.monotonic() - before)
             time.sleep(0.02)
-        return requests * tokens / (time.monotonic() - start), worst
+        count = requests * tokens
+        return count / (time.monotonic() - start), (self.processor_seconds() - used) / count, worst
+
+
+def table(title, values):
+    print(f"{title:34}" + "".join(f"{name:>14}" for name in TOKENIZERS) + "   ratio")
+    for what in dict.fromkeys(what for what, _ in values):
+        row = [values[what, name] for name in TOKENIZERS]
+        print(f"{what:34}" + "".join(f"{value:14.3f}" for value in row) + f"{row[0] / row[1]:8.3f}")
 
 
 def main():
@@ -64,23 +86,21 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         subprocess.run([sys.executable, HERE / "make_model.py", model], check=True)
-        best, slowest = {}, {}
+        best, least, slowest = {}, {}, {}
         for _ in range(repeats):
             for name, flags in TOKENIZERS.items():
-                rates = {"generate": generate(fox, model, flags)}
+                results = {"generate": generate(fox, model, flags)}
                 server = Server(fox, model, flags)
                 for requests in [8, 64]:
-                    rates[f"serve, {requests} requests"], _ = server.load(requests, 40, stream=True)
-                rate, health = server.load(64, 20, logprobs=20)
-                rates["serve, 64 requests, logprobs 20"] = rate
-                slowest[name] = max(slowest.get(name, 0.0), health)
+                    results[f"serve, {requests} requests"] = server.load(requests, 40, stream=True)
+                results["serve, 64 requests, logprobs 20"] = server.load(64, 20, logprobs=20)
+                slowest[name] = max(slowest.get(name, 0.0), results["serve, 64 requests, logprobs 20"][2])
                 server.stop()
-                for what, rate in rates.items():
+                for what, (rate, seconds, *_) in results.items():
                     best[what, name] = max(best.get((what, name), 0.0), rate)
-    print(f"{'tokens/s, best of ' + str(repeats):34}" + "".join(f"{name:>14}" for name in TOKENIZERS) + "   ratio")
-    for what in dict.fromkeys(what for what, _ in best):
-        rates = [best[what, name] for name in TOKENIZERS]
-        print(f"{what:34}" + "".join(f"{rate:14.1f}" for rate in rates) + f"{rates[0] / rates[1]:8.3f}")
+                    least[what, name] = min(least.get((what, name), 1e9), seconds)
+    table(f"tokens/s, best of {repeats}", best)
+    table(f"processor ms/token, least of {repeats}", {key: 1000 * seconds for key, seconds in least.items()})
     for name, seconds in slowest.items():
         print(f"/health with {name}, 64 requests with log-probabilities: at most {1000 * seconds:.0f} ms")
 

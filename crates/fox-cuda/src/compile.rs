@@ -210,7 +210,7 @@ fn write_cached(path: &Path, cubin: &[u8]) -> std::result::Result<(), FileError>
     }
     let mut bytes = cubin.to_vec();
     bytes.extend_from_slice(&XxHash3_64::oneshot(cubin).to_le_bytes());
-    durable::write_shared(path, &bytes)
+    durable::write(path, &bytes)
 }
 
 #[cfg(test)]

@@ -85,11 +85,10 @@ pub enum Error {
     OtherEncoding { path: PathBuf, encoding: &'static str },
     /// A document that would fill the memory, such as a compressed file of one endless line.
     #[error(
-        "{}{} is longer than {limit} bytes; split it into several documents",
-        path.display(),
-        line.map(|line| format!(" line {line}")).unwrap_or_default()
+        "{}{place} is longer than {limit} bytes; split it into several documents",
+        path.display()
     )]
-    DocumentTooLarge { path: PathBuf, line: Option<u64>, limit: u64 },
+    DocumentTooLarge { path: PathBuf, place: String, limit: u64 },
     /// A line that is not a JSON object.
     #[error(
         "{} line {line} is not a JSON object ({detail}); correct or remove the line",

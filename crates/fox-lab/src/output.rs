@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use fox_eval::report::text_table as table;
@@ -27,9 +27,11 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(show).collect())
 }
 
-/// Prints text and flushes; false when the pipe is closed, so that the caller can stop.
+/// Prints text and flushes; false when the pipe is closed, so that the caller can stop. A terminal gets control
+/// characters as escapes: generated text must not change it. A pipe or file gets every byte.
 pub fn print_while_read(text: &str) -> io::Result<bool> {
     let mut stdout = io::stdout().lock();
+    let text = for_output(text, stdout.is_terminal());
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(e) => {
@@ -37,6 +39,10 @@ pub fn print_while_read(text: &str) -> io::Result<bool> {
         }
         Ok(()) => Ok(true),
     }
+}
+
+fn for_output(text: &str, is_terminal: bool) -> Cow<'_, str> {
+    if is_terminal { visible(text) } else { Cow::Borrowed(text) }
 }
 
 /// Calls `act` in a new thread once the reader of the standard output has closed it, so that work whose result could not
@@ -141,6 +147,8 @@ mod tests {
         let hostile = "\u{1b}[31mred\u{7}\n\tü\u{9b}";
         assert_eq!(visible(hostile), "\\u{1b}[31mred\\u{7}\n\tü\\u{9b}");
         assert!(matches!(visible("plain text"), Cow::Borrowed(_)));
+        assert_eq!(for_output(hostile, true), visible(hostile));
+        assert_eq!(for_output(hostile, false), hostile);
     }
 
     #[test]

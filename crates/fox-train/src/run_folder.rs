@@ -271,9 +271,10 @@ fn check_beginning(path: &Path) -> Result<()> {
 /// Files that exist before a run starts: its text, and the remains of a start that was killed early.
 fn is_our_beginning(entry: &Path) -> bool {
     let named = |name: &str| entry.with_file_name(name);
-    let own = [LOCK, DATA, INPUT].map(named);
-    let partial = [CONFIG, INPUT].map(|name| durable::temporary_path(&named(name)));
-    own.iter().chain(&partial).any(|path| path == entry)
+    match durable::final_path(entry) {
+        Some(path) => [CONFIG, INPUT].map(named).contains(&path),
+        None => [LOCK, DATA, INPUT].map(named).iter().any(|path| path == entry),
+    }
 }
 
 fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result<()> {

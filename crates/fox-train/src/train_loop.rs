@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use fox_base::durable;
 use fox_data::Batch;
 use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
@@ -269,7 +270,7 @@ impl TrainLoop<'_> {
         let Some(records) = &self.records else { return Ok(()) };
         records.folder.check_present()?;
         let folder = records.folder.path().join(EXPORT);
-        if !folder.exists() {
+        if durable::is_vacant(&folder)? {
             export(&self.stepper.model, companions, &folder)?;
             self.report(&Event::Exported(&folder));
         }

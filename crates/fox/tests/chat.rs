@@ -61,7 +61,7 @@ fn tuned(dir: &Path) -> PathBuf {
     let chats = dir.join("chats.jsonl");
     fs::write(&chats, format!("{line}\n").repeat(8)).unwrap();
     let out = dir.join("run");
-    tune(&recipe(dir), &chats, &out, &["--set", "training.tokens=81920"]);
+    tune(&recipe(dir), &chats, &out, &["--set", "training.tokens=61440"]);
     out
 }
 
@@ -146,7 +146,7 @@ fn tuned_model_chats_and_stops() {
     // A model that starts from it keeps template and generation settings.
     let next = dir.path().join("next");
     let short = ["--init", name, "--set", "training.tokens=3840"];
-    tune(&recipe(dir.path()), &second, &next, &short);
+    tune(&recipe(dir.path()), &dir.path().join("chats.jsonl"), &next, &short);
     for file in ["chat_template.jinja", "generation_config.json", "tokenizer.json"] {
         let of = |run: &Path| fs::read(run.join("export").join(file)).unwrap();
         assert_eq!(of(&next), of(&out), "{file}");

@@ -132,7 +132,7 @@ fn ruler_scores_generated_samples_and_files() {
     fs::write(&hay, "The sea was calm. ".repeat(60)).unwrap();
     let out = folder.path().join("ruler");
     let args = ["eval", "ruler", text(&model), "--tokenizer", "bytes", "--out", text(&out)];
-    let own = ["--haystack", text(&hay), "--lengths", "512", "--tasks", "qa_1,phonebook"];
+    let own = ["--haystack", text(&hay), "--lengths", "1024", "--tasks", "qa_1,phonebook"];
     let own = [&args[..], &own, &["--candidates", "4", "--samples", "2"]].concat();
     let printed = succeed(&own);
     assert!(printed.contains("average of RULER's") && printed.contains("chance 25.0"), "{printed}");

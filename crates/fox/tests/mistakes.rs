@@ -156,7 +156,11 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("eval ruler run --file text.txt --lengths 64", USAGE, "cannot be used with"),
     ("eval boundaries run", USAGE, "--boundary"),
     ("eval boundaries run --boundary (", REFUSED, "is not a regular expression: unclosed group"),
-    ("eval boundaries run --boundary nosuch", REFUSED, "\"nosuch\" has no match in"),
+    (
+        "eval boundaries run --boundary nosuch --windows 1 --length 128",
+        REFUSED,
+        "\"nosuch\" has no match in 64 documents",
+    ),
     ("eval accuracy run", REFUSED, "run is not a run of a task"),
     ("eval tasks run --tasks nosuch", REFUSED, "there is no task nosuch"),
     ("eval tasks run --tasks piqa", REFUSED, "name the folder of piqa.jsonl"),

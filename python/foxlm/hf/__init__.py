@@ -1,14 +1,32 @@
-"""FoX as a Hugging Face model. Importing this registers it with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`:
+"""FoX as a Hugging Face model. Importing this registers it with `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and the
+classes of the heads:
 
 - `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and
   Transformer, LLaMA and Pro;
-- `forgetting_transformer`: checkpoints of flash-linear-attention.
+- `forgetting_transformer`: checkpoints of flash-linear-attention. Where that library has registered its own classes they
+  stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .cache import FoxCache
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
+from .heads import (
+    FLA_HEADS,
+    HEADS,
+    TRANSFORMER_HEADS,
+    FoxForQuestionAnswering,
+    FoxForSequenceClassification,
+    FoxForTokenClassification,
+)
 from .modeling import (
     FlaFoxForCausalLM,
     FlaFoxModel,
@@ -18,14 +36,23 @@ from .modeling import (
     FoxTransformerModel,
 )
 
-for _config, _model, _head in (
-    (FoxConfig, FoxModel, FoxForCausalLM),
-    (FoxTransformerConfig, FoxTransformerModel, FoxTransformerForCausalLM),
-    (FlaFoxConfig, FlaFoxModel, FlaFoxForCausalLM),
-):
-    AutoConfig.register(_config.model_type, _config, exist_ok=True)
-    AutoModel.register(_config, _model, exist_ok=True)
-    AutoModelForCausalLM.register(_config, _head, exist_ok=True)
+
+def _register(config, model, *heads):
+    """Registers classes, unless another library has registered this model type already."""
+    if config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type] is not config:
+        return
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    autos = (
+        AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification,
+        AutoModelForQuestionAnswering,
+    )  # fmt: skip
+    for auto, kind in zip(autos, (model, *heads)):
+        auto.register(config, kind, exist_ok=True)
+
+
+_register(FoxConfig, FoxModel, FoxForCausalLM, *HEADS)
+_register(FoxTransformerConfig, FoxTransformerModel, FoxTransformerForCausalLM, *TRANSFORMER_HEADS)
+_register(FlaFoxConfig, FlaFoxModel, FlaFoxForCausalLM, *FLA_HEADS)
 
 __all__ = [
     "FlaFoxConfig",
@@ -33,6 +60,9 @@ __all__ = [
     "FoxCache",
     "FoxConfig",
     "FoxForCausalLM",
+    "FoxForQuestionAnswering",
+    "FoxForSequenceClassification",
+    "FoxForTokenClassification",
     "FoxModel",
     "FoxTransformerConfig",
     "FoxTransformerForCausalLM",

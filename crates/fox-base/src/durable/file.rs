@@ -4,10 +4,13 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Result, call, parent, sync_folder, temporary_path};
+use super::{Result, call, create_aside, parent, sync_folder};
 
 /// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and an existing file at its path
 /// stays.
+///
+/// Any number of threads and processes may write to one path: each has a temporary file that it created itself, and the
+/// last one to finish wins.
 #[derive(Debug)]
 pub struct NewFile {
     path: PathBuf,
@@ -19,11 +22,7 @@ pub struct NewFile {
 impl NewFile {
     /// Starts the file at `path`, in a folder that exists.
     pub fn create(path: &Path) -> Result<NewFile> {
-        NewFile::create_as(path, temporary_path(path))
-    }
-
-    fn create_as(path: &Path, temporary: PathBuf) -> Result<NewFile> {
-        let file = call("create", &temporary, || File::create(&temporary))?;
+        let (temporary, file) = create_aside(path, |temporary| File::create_new(temporary))?;
         let out = BufWriter::with_capacity(1 << 20, file);
         Ok(NewFile { path: path.to_path_buf(), temporary, out, renamed: false })
     }
@@ -52,7 +51,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.renamed {
-            // The error that led here is the one to report; the next writer overwrites a leftover.
+            // The error that led here is the one to report.
             let _ = fs::remove_file(&self.temporary);
         }
     }
@@ -60,26 +59,14 @@ impl Drop for NewFile {
 
 /// Writes a file atomically, in a folder that exists.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fill(NewFile::create(path)?, bytes)
-}
-
-/// [`write()`] for a file that several processes may write concurrently, such as one of a cache: the last one wins. The
-/// leftover of a killed writer is not removed.
-pub fn write_shared(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let temporary = temporary_path(&path.with_file_name(name));
-    fill(NewFile::create_as(path, temporary)?, bytes)
-}
-
-fn fill(mut file: NewFile, bytes: &[u8]) -> Result<()> {
+    let mut file = NewFile::create(path)?;
     file.write_all(bytes)?;
     file.finish()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{entries, probe};
+    use super::super::{entries, probe, temporary_path};
     use super::*;
 
     #[test]
@@ -111,9 +98,6 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), text);
             assert_eq!(entries(dir.path()).unwrap(), [path.as_path()]);
         }
-        write_shared(&path, b"three").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"three");
-        assert_eq!(entries(dir.path()).unwrap(), [path.as_path()]);
     }
 
     #[test]
@@ -133,13 +117,35 @@ mod tests {
         assert_eq!(entries(dir.path()).unwrap(), [path]);
     }
 
+    /// A file of the user, or the leftover of a killed writer.
     #[test]
-    fn overwrites_the_leftover_of_a_killed_writer() {
+    fn keeps_a_file_called_partial() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
-        fs::write(temporary_path(&path), b"longer than what follows").unwrap();
+        fs::write(temporary_path(&path), b"precious").unwrap();
+        drop(NewFile::create(&path).unwrap());
         write(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(fs::read(temporary_path(&path)).unwrap(), b"precious");
+        assert_eq!(entries(dir.path()).unwrap(), [path.clone(), temporary_path(&path)]);
+    }
+
+    #[test]
+    fn concurrent_writers_never_mix() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let barrier = std::sync::Barrier::new(4);
+        let writer = &|n: u8| {
+            for _ in 0..20 {
+                let mut file = NewFile::create(&path).unwrap();
+                barrier.wait();
+                (0..8).for_each(|_| file.write_all(&vec![n; 1 << 17]).unwrap());
+                file.finish().unwrap();
+                let found = fs::read(&path).unwrap();
+                assert_eq!(found, vec![found[0]; 1 << 20], "a mixed file");
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || writer(n)))));
         assert_eq!(entries(dir.path()).unwrap(), [path]);
     }
 
@@ -152,13 +158,5 @@ mod tests {
         assert!(!path.exists());
         file.finish().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 3 << 20);
-    }
-
-    #[test]
-    fn shared_writes_use_a_name_per_process() {
-        let dir = tempfile::tempdir().unwrap();
-        probe::take();
-        write_shared(&dir.path().join("a"), b"one").unwrap();
-        assert_eq!(probe::take()[0], format!("create a.{}.partial", std::process::id()));
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::{PARTIAL, Result, call, parent, sync_folder, temporary_path};
+use super::{PARTIAL, Result, call, create_aside, parent, sync_folder};
 use crate::FileError;
 
 /// A folder under a temporary name. Dropped without [`NewFolder::publish`], it is removed.
@@ -22,7 +22,7 @@ impl NewFolder {
     /// Starts the folder that will stand at `destination`; creates the folders above it.
     pub fn create(destination: &Path) -> Result<NewFolder> {
         create_folder(parent(destination))?;
-        let temporary = create_aside(destination)?;
+        let (temporary, ()) = create_aside(destination, |temporary| fs::create_dir(temporary))?;
         Ok(NewFolder { destination: destination.to_path_buf(), temporary, published: false })
     }
 
@@ -61,20 +61,6 @@ impl Drop for NewFolder {
     }
 }
 
-/// Creates an empty folder beside `path`, named `NAME.partial`, or `NAME.PID-N.partial` where that exists.
-fn create_aside(path: &Path) -> Result<PathBuf> {
-    let (mut temporary, mut n) = (temporary_path(path), 0);
-    loop {
-        match call("create", &temporary, || fs::create_dir(&temporary)) {
-            Err(e) if e.source.kind() == ErrorKind::AlreadyExists => {}
-            result => return result.map(|()| temporary),
-        }
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}-{n}{PARTIAL}", std::process::id()));
-        (temporary, n) = (path.with_file_name(name), n + 1);
-    }
-}
-
 /// Renames a folder. A destination that is not vacant makes the rename fail, in one step on Unix, where the system
 /// replaces an empty folder and no other.
 fn rename_onto_vacant(from: &Path, to: &Path) -> io::Result<()> {
@@ -101,7 +87,7 @@ pub fn create_folder(path: &Path) -> Result<()> {
 
 /// Removes a folder with its contents. It is renamed first, so that its name never stands for a part of them.
 pub fn remove_folder(path: &Path) -> Result<()> {
-    let temporary = create_aside(path)?;
+    let (temporary, ()) = create_aside(path, |temporary| fs::create_dir(temporary))?;
     if let Err(error) = call("rename", path, || rename_onto_vacant(path, &temporary)) {
         let _ = fs::remove_dir(&temporary);
         return Err(error);
@@ -150,7 +136,7 @@ pub fn is_vacant(path: &Path) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{probe, write};
+    use super::super::{probe, temporary_path, write};
     use super::*;
 
     #[test]

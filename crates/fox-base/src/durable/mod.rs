@@ -3,18 +3,18 @@
 //! Each is written under a temporary name beside its destination, synced, renamed, and the folder above is synced so
 //! that the name survives a power failure. A writer that fails removes its temporary file or folder.
 //!
-//! A folder may have several writers at once, see [`NewFolder`]. A file has one writer at a time, because its temporary
-//! name follows from the final one, and the next writer overwrites what a killed one left; [`write_shared`] allows more.
+//! Several writers of one destination never share a temporary name: see [`NewFile`] and [`NewFolder`]. What a killed
+//! writer left keeps its name, which [`final_path`] recognizes.
 
 mod file;
 mod folder;
 #[cfg(test)]
 mod probe;
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-pub use file::{NewFile, write, write_shared};
+pub use file::{NewFile, write};
 pub use folder::{NewFolder, create_folder, entries, is_vacant, remove_folder, remove_leftovers};
 
 use crate::FileError;
@@ -24,11 +24,37 @@ const PARTIAL: &str = ".partial";
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// The temporary name of a file or folder.
-pub fn temporary_path(path: &Path) -> PathBuf {
+/// The first choice for the temporary name of a file or folder.
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(PARTIAL);
     path.with_file_name(name)
+}
+
+/// Creates a file or folder beside `path` that did not exist: `NAME.partial`, or `NAME.PID-N.partial` where that exists.
+fn create_aside<T>(path: &Path, create: impl Fn(&Path) -> io::Result<T>) -> Result<(PathBuf, T)> {
+    let (mut temporary, mut n) = (temporary_path(path), 0);
+    loop {
+        match call("create", &temporary, || create(&temporary)) {
+            Err(e) if e.source.kind() == ErrorKind::AlreadyExists => {}
+            result => return result.map(|created| (temporary, created)),
+        }
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}-{n}{PARTIAL}", std::process::id()));
+        (temporary, n) = (path.with_file_name(name), n + 1);
+    }
+}
+
+/// The destination of a file or folder with a temporary name; `None` for other names.
+pub fn final_path(temporary: &Path) -> Option<PathBuf> {
+    let name = temporary.file_name()?.to_str()?.strip_suffix(PARTIAL)?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let unique = |end: &str| end.split_once('-').is_some_and(|(pid, n)| digits(pid) && digits(n));
+    let name = match name.rsplit_once('.') {
+        Some((name, end)) if unique(end) => name,
+        _ => name,
+    };
+    Some(temporary.with_file_name(name))
 }
 
 /// The folder of a path; the current one for a bare name.
@@ -52,4 +78,27 @@ fn sync_folder(path: &Path) -> Result<()> {
         call("sync", path, || std::fs::File::open(path)?.sync_all())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_names_lead_to_their_destination() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            let (temporary, ()) = create_aside(&path, |path| std::fs::create_dir(path)).unwrap();
+            assert_eq!(final_path(&temporary).as_ref(), Some(&path));
+            found.push(temporary);
+        }
+        found.dedup();
+        assert_eq!(found.len(), 3);
+        let named = |name: &str| final_path(Path::new(name));
+        assert_eq!(named("a.1-x.partial"), Some("a.1-x".into()));
+        assert_eq!(named("a.-1.partial"), Some("a.-1".into()));
+        assert_eq!(named("a.partial.json"), None);
+    }
 }

@@ -1,6 +1,5 @@
 //! Chat templates in the folder of a checkpoint: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use fox_base::durable;
@@ -60,7 +59,7 @@ impl ChatTemplate {
 /// The text of a file, if it exists.
 fn read(path: &Path) -> Result<Option<String>> {
     let bytes = match file_limits::read(path) {
-        Err(Error::File(error)) if error.source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(Error::Missing { .. }) => return Ok(None),
         bytes => bytes?,
     };
     String::from_utf8(bytes).map(Some).map_err(|error| Error::NotUtf8 {

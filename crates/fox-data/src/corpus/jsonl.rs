@@ -14,7 +14,7 @@ use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
 
 /// Longest line. A few kilobytes of compressed data can hold a line of gigabytes.
-const MAX_LINE_BYTES: u64 = 256 << 20;
+pub(super) const MAX_LINE_BYTES: u64 = 256 << 20;
 
 /// The documents of a file, read line by line.
 pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> DocumentsOfFile {
@@ -94,7 +94,7 @@ impl<T, P: Fn(&LinePosition<'_>, &str) -> Result<T>> JsonLines<P> {
             if n as u64 > MAX_LINE_BYTES {
                 return Err(Error::DocumentTooLarge {
                     path: self.file.path.clone(),
-                    line: Some(self.line_number),
+                    place: format!(" line {}", self.line_number),
                     limit: MAX_LINE_BYTES,
                 });
             }

@@ -5,13 +5,18 @@ use std::sync::Arc;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::serialized_reader::ReadOptionsBuilder;
+use parquet::record::reader::TreeBuilder;
 use parquet::record::{Field, Row, RowAccessor};
-use parquet::schema::types::Type;
+use parquet::schema::types::{SchemaDescriptor, Type};
 use serde_json::Value;
 
 use super::files::CorpusFile;
+use super::jsonl::MAX_LINE_BYTES;
 use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
+
+/// Rows that are decoded at once. A file of kilobytes can hold rows of gigabytes, so few of them are in memory.
+const BATCH: usize = 8;
 
 type Failed = Box<dyn Fn(parquet::errors::ParquetError) -> Error + Send>;
 
@@ -30,8 +35,13 @@ pub(super) fn records(file: &CorpusFile) -> Result<RecordsOfFile> {
     let (reader, bad) = open(file)?;
     let schema = reader.metadata().file_metadata().schema().clone();
     let groups = reader.num_row_groups();
-    let rows = (0..groups).flat_map(move |group| rows_of(&reader, group, &schema));
-    Ok(Box::new(rows.map(move |row| Ok(object(&row.map_err(&bad)?)))))
+    let rows = (0..groups).flat_map(move |group| rows_of(&reader, group, &schema)).enumerate();
+    let file = file.clone();
+    Ok(Box::new(rows.map(move |(number, row)| {
+        let row = row.map_err(&bad)?;
+        check_size(&file, number, &row, MAX_LINE_BYTES)?;
+        Ok(object(&row))
+    })))
 }
 
 fn object(row: &Row) -> Record {
@@ -68,8 +78,26 @@ fn value(field: &Field) -> Value {
     }
 }
 
+/// An error for a row with more text than one document may have.
+fn check_size(file: &CorpusFile, number: usize, row: &Row, limit: u64) -> Result<()> {
+    let bytes = |(_, field): (&String, &Field)| match field {
+        Field::Str(text) => text.len() as u64,
+        Field::Bytes(bytes) => bytes.len() as u64,
+        _ => 0,
+    };
+    if row.get_column_iter().map(bytes).sum::<u64>() > limit {
+        let place = format!(" row {}", number + 1);
+        return Err(Error::DocumentTooLarge { path: file.path.clone(), place, limit });
+    }
+    Ok(())
+}
+
 /// The documents of a file; only the column asked for is read.
 pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFile> {
+    documents_within(file, field, MAX_LINE_BYTES)
+}
+
+fn documents_within(file: &CorpusFile, field: &str, limit: u64) -> Result<DocumentsOfFile> {
     let (reader, bad) = open(file)?;
     let schema = reader.metadata().file_metadata().schema();
     let column =
@@ -85,19 +113,19 @@ pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFil
         .build()
         .map_err(&bad)?;
     let groups = reader.num_row_groups();
-    let path = file.path.clone();
+    let file = file.clone();
     let field = field.to_owned();
-    // Row groups are opened one by one, so that only one is in memory.
-    let rows = (0..groups).flat_map(move |group| rows_of(&reader, group, &projection));
-    Ok(Box::new(rows.map(move |row| {
+    let rows = (0..groups).flat_map(move |group| rows_of(&reader, group, &projection)).enumerate();
+    Ok(Box::new(rows.map(move |(number, row)| {
         let row = row.map_err(&bad)?;
+        check_size(&file, number, &row, limit)?;
         match row.get_string(0) {
             Ok(text) => Ok(Document { text: text.clone() }),
             Err(_) if row.get_column_iter().all(|(_, f)| *f == Field::Null) => {
                 Ok(Document { text: String::new() })
             }
             Err(_) => Err(Error::MissingField {
-                path: path.clone(),
+                path: file.path.clone(),
                 location: "column of text".into(),
                 field: field.clone(),
             }),
@@ -107,17 +135,18 @@ pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFil
 
 type RowResult = std::result::Result<Row, parquet::errors::ParquetError>;
 
+/// The rows of a group, decoded as they are asked for.
 fn rows_of(
     reader: &SerializedFileReader<File>,
     group: usize,
     projection: &Type,
 ) -> Box<dyn Iterator<Item = RowResult> + Send> {
     let rows = reader.get_row_group(group).and_then(|group| {
-        let rows = group.get_row_iter(Some(projection.clone()))?;
-        Ok(rows.collect::<Vec<_>>())
+        let schema = Arc::new(SchemaDescriptor::new(Arc::new(projection.clone())));
+        TreeBuilder::new().with_batch_size(BATCH).as_iter(schema, &*group)
     });
     match rows {
-        Ok(rows) => Box::new(rows.into_iter()),
+        Ok(rows) => Box::new(rows),
         Err(error) => Box::new(std::iter::once(Err(error))),
     }
 }
@@ -130,6 +159,59 @@ mod tests {
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
+
+    /// Random letters, so that compression does not put them all into one page.
+    fn large_rows(path: &std::path::Path) {
+        let schema = parse_message_type("message m { required binary text (UTF8); }").unwrap();
+        let mut writer = SerializedFileWriter::new(
+            File::create(path).unwrap(),
+            Arc::new(schema),
+            Arc::new(WriterProperties::builder().set_dictionary_enabled(false).build()),
+        )
+        .unwrap();
+        let mut random = fox_base::random::SplitMix64::new(1);
+        let mut text = |_| {
+            let letters: Vec<u8> =
+                (0..64 << 10).map(|_| b'a' + (random.bits() % 26) as u8).collect();
+            ByteArray::from(letters)
+        };
+        let texts: Vec<ByteArray> = (0..64).map(&mut text).collect();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        for text in texts {
+            column.typed::<ByteArrayType>().write_batch(&[text], None, None).unwrap();
+        }
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+    }
+
+    #[test]
+    fn rows_are_decoded_on_demand() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        large_rows(&path);
+        let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+        assert_eq!(corpus.documents().filter(Result::is_ok).count(), 64);
+        let mut documents = corpus.documents();
+        assert_eq!(documents.next().unwrap().unwrap().text.len(), 64 << 10);
+        // Half of the only row group disappears after the first row.
+        File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+        assert!(documents.any(|document| document.is_err()), "the whole group was in memory");
+    }
+
+    #[test]
+    fn rejects_oversized_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        large_rows(&path);
+        let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+        let file = &corpus.files()[0];
+        assert!(documents_within(file, "text", 64 << 10).unwrap().all(|d| d.is_ok()));
+        let error = documents_within(file, "text", (64 << 10) - 1).unwrap().next().unwrap();
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains("row 1 is longer than 65535 bytes; split it"), "{message}");
+    }
 
     #[test]
     fn parquet_documents_keep_row_order() {

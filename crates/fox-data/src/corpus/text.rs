@@ -29,7 +29,11 @@ pub(super) fn documents(
         .read_to_end(&mut bytes)
         .map_err(|error| read_error(file, error))?;
     if bytes.len() as u64 > limit {
-        return Err(Error::DocumentTooLarge { path: file.path.clone(), line: None, limit });
+        return Err(Error::DocumentTooLarge {
+            path: file.path.clone(),
+            place: String::new(),
+            limit,
+        });
     }
     let text = String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
         path: file.path.clone(),

@@ -104,16 +104,12 @@ fn refuse_foreign(out: &Path, manifest: &Path) -> Result<()> {
 
 /// Whether a folder is empty, or has only files that an early kill can leave.
 fn is_empty_folder(path: &Path) -> Result<bool> {
-    let own = [
-        durable::temporary_path(&path.join(MANIFEST_FILE)),
-        path.join(LOCK_FILE),
-        path.join("train"),
-        path.join("heldout"),
-    ];
+    let own = [LOCK_FILE, "train", "heldout"].map(|name| path.join(name));
+    let manifest = Some(path.join(MANIFEST_FILE));
     for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
         let entry = entry.map_err(Error::io("list", path))?.path();
         let ours = own.contains(&entry) && (!entry.is_dir() || is_bare(&entry)?);
-        if !ours {
+        if !ours && durable::final_path(&entry) != manifest {
             return Ok(false);
         }
     }

@@ -4,6 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fox_base::durable;
+
 use super::PrepareOptions;
 use crate::dataset::Split;
 use crate::error::{Error, Result};
@@ -181,8 +183,8 @@ impl SplitOutput {
         for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
             let path = entry.map_err(Error::io("list", &folder))?.path();
             let finished = self.done.iter().any(|shard| self.out.join(&shard.file) == path);
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let ours = name.ends_with(".tokens") || name.ends_with(".tokens.partial");
+            let named = durable::final_path(&path).unwrap_or_else(|| path.clone());
+            let ours = named.extension().is_some_and(|ending| ending == "tokens");
             if ours && !finished {
                 fs::remove_file(&path).map_err(Error::io("remove", &path))?;
             }

@@ -16,6 +16,8 @@ use crate::{Error, Result};
 
 /// Windows that a document is divided into, at most, so that many documents contribute.
 const WINDOWS_PER_DOCUMENT: usize = 4;
+/// Documents that are searched for each window, at most: generated data have no last document.
+const DOCUMENTS_PER_WINDOW: usize = 8;
 /// Rows and columns of the forget matrix, at most.
 const PIXELS: usize = 384;
 
@@ -84,8 +86,11 @@ pub fn boundary_windows(
     }
     let mut windows = Vec::new();
     let most = (WINDOWS_PER_DOCUMENT * (length - 1)) as u64;
+    let last = (DOCUMENTS_PER_WINDOW * count.max(8)) as u64;
     let mut document = 0;
-    while let Some(len) = data.lengths().len_of(document).filter(|_| windows.len() < count) {
+    while let Some(len) =
+        data.lengths().len_of(document).filter(|_| windows.len() < count && document < last)
+    {
         let mut ids = vec![0; len.min(most) as usize];
         data.read(document, 0, &mut ids)?;
         let text = tokenizer.decode(&ids)?;

@@ -1,12 +1,12 @@
 //! `fox train --data TEXT`: text is prepared in the run folder, and a recipe chosen where none is named.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
-use fox_base::durable;
+use fox_base::durable::NewFile;
 use fox_data::HeldOut;
 use fox_train::own_text::{self, RecipeChoice};
 
@@ -67,21 +67,22 @@ fn copy_input(run: &Path) -> Result<PathBuf> {
         return Ok(path);
     }
     fs::create_dir_all(run).with_context(|| format!("cannot create {}", run.display()))?;
-    let partial = durable::temporary_path(&path);
-    let copy = || {
-        let mut file = File::create(&partial)?;
-        let bytes = io::copy(&mut io::stdin().lock(), &mut file)?;
-        file.sync_all()?;
-        Ok::<_, io::Error>(bytes)
-    };
-    let bytes = copy()
-        .with_context(|| format!("cannot copy the standard input to {}", partial.display()))?;
-    if bytes == 0 {
-        fs::remove_file(&partial)
-            .with_context(|| format!("cannot remove {}", partial.display()))?;
+    let mut file = NewFile::create(&path)?;
+    let (mut stdin, mut empty) = (io::stdin().lock(), true);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match stdin.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => file.write_all(&buffer[..n])?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e).context("cannot read the standard input"),
+        }
+        empty = false;
+    }
+    if empty {
         bail!("the standard input is empty; pipe a text into it, or name a file with --data");
     }
-    fs::rename(&partial, &path).with_context(|| format!("cannot write {}", path.display()))?;
+    file.finish()?;
     Ok(path)
 }
 

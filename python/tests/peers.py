@@ -1,0 +1,211 @@
+"""Runs the test suites of peers with the ops and models of foxlm in the place of theirs, and prints a table.
+
+    python tests/peers.py --fla CHECKOUT --published CHECKOUT --transformers CHECKOUT [--cuda] [--only NAME]
+
+Checkouts are made by the caller; nothing is fetched. What foxlm leaves unwritten is NaN (PyTorch fills fresh memory in
+its deterministic mode). On the CPU, where Triton kernels do not run, the references of flash-linear-attention are its own
+naive recurrences; tests of kernels alone, of other ops, or of other devices are listed as not expressible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import foxlm
+
+SUITES = ("test_forgetting_attn", "test_attn", "test_attn_sink", "test_delta", "test_gdn", "test_gla", "test_simple_gla")
+# Tests of what foxlm does not have, by a part of their names.
+INEXPRESSIBLE = {
+    "flash_qla": "tests the choice of FLA's kernels",
+    "blackwell_triton_guard": "tests the choice of FLA's kernels",
+    "prepare_wy_repr": "tests an inner kernel of FLA",
+    "test_gate[": "tests an inner kernel of FLA",
+    "bwd_full_value_reduction": "tests an inner kernel of FLA",
+    "fused_chunk": "no such op",
+    "test_simple_gla.py::test_parallel": "no such op",
+    "ref_matches_gpt_oss": "compares two references",
+}
+
+
+def sequences(function, x, state, cu_seqlens):
+    """A reference for packed sequences from one for a batch."""
+    if cu_seqlens is None:
+        return function(x, state)
+    ends, parts = cu_seqlens.tolist(), []
+    for n, (a, e) in enumerate(zip(ends, ends[1:])):
+        cut = [None if y is None else y[:, a:e] for y in x]
+        parts.append(function(cut, None if state is None else state[n : n + 1]))
+    return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
+
+
+def naive_references():
+    """FLA's naive recurrences with the signatures of its fused ones."""
+    from fla.ops.gated_delta_rule.gate import naive_gdn_gate
+    from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule as delta
+    from fla.ops.gla.naive import naive_recurrent_gla as gla
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla as simple
+
+    unit = lambda x: torch.nn.functional.normalize(x, p=2, dim=-1)
+
+    def gated_delta_rule(q, k, v, g=None, beta=None, scale=None, initial_state=None, output_final_state=False,
+                         use_qk_l2norm_in_kernel=False, cu_seqlens=None, use_gate_in_kernel=False, A_log=None,
+                         dt_bias=None, state_v_first=False, **_):  # fmt: skip
+        group = v.shape[2] // q.shape[2]
+        q, k = (x.repeat_interleave(group, 2) for x in ((unit(q), unit(k)) if use_qk_l2norm_in_kernel else (q, k)))
+        g = v.new_zeros(v.shape[:3]) if g is None else naive_gdn_gate(g, A_log, dt_bias) if use_gate_in_kernel else g
+        turn = (lambda x: x.transpose(-1, -2)) if state_v_first else lambda x: x
+        state = None if initial_state is None else turn(initial_state)
+        run = lambda x, s: delta(*x, scale=scale, initial_state=s, output_final_state=True)
+        o, last = sequences(run, (q, k, v, beta, g), state, cu_seqlens)
+        return o.to(v.dtype), turn(last)
+
+    def delta_rule(q, k, v, beta, **options):
+        return gated_delta_rule(q, k, v, None, beta, **options)
+
+    def fused_gla(q, k, v, gk=None, initial_state=None, cu_seqlens=None, scale=None, **_):
+        factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5
+        run = lambda x, s: gla(*x, initial_state=s, output_final_state=True)
+        return sequences(run, (q * factor, k, v, gk), initial_state, cu_seqlens)
+
+    def fused_simple_gla(q, k, v, g=None, g_gamma=None, initial_state=None, cu_seqlens=None, scale=None, **_):
+        zero = v.new_zeros(v.shape[:3], dtype=torch.float32) if g is None else g
+        g = zero if g_gamma is None else zero + g_gamma
+        run = lambda x, s: simple(*x, scale=scale, initial_state=s, output_final_state=True)
+        return sequences(run, (q, k, v, g), initial_state, cu_seqlens)
+
+    return {
+        "fused_recurrent_delta_rule": delta_rule,
+        "fused_recurrent_gated_delta_rule": gated_delta_rule,
+        "fused_recurrent_gla": fused_gla,
+        "fused_recurrent_simple_gla": fused_simple_gla,
+    }
+
+
+class Plugin:
+    """Puts foxlm's ops into a test module, and counts."""
+
+    def __init__(self, cuda):
+        self.cuda = cuda
+        self.references = {}
+        self.results = collections.defaultdict(collections.Counter)
+        self.reasons = collections.defaultdict(collections.Counter)
+
+    def pytest_collection_modifyitems(self, config, items):
+        kept = []
+        for item in items:
+            reason = next((why for part, why in INEXPRESSIBLE.items() if part in item.nodeid), None)
+            if reason is None:
+                kept.append(item)
+            else:
+                self.results[item.path.stem]["not expressible"] += 1
+                self.reasons[item.path.stem][reason] += 1
+        items[:] = kept
+
+    def pytest_runtest_setup(self, item):
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        module, recurrent = item.module, item.name.startswith("test_fused_recurrent")
+        if not self.cuda and hasattr(module, "device"):
+            module.device = "cpu"
+        for name in foxlm.__all__:
+            if not hasattr(module, name):
+                continue
+            ours = name.startswith("fused_recurrent") == recurrent or not name.startswith(("fused", "chunk"))
+            if ours:
+                setattr(module, name, getattr(foxlm, name))
+            elif name in self.references:
+                setattr(module, name, self.references[name])
+            elif name.startswith("chunk") and not self.cuda:
+                # The reference of a fused op is a chunked one, whose kernels need a GPU: the naive recurrence instead.
+                setattr(module, name, self.references["fused_recurrent" + name.removeprefix("chunk")])
+
+    def pytest_runtest_logreport(self, report):
+        suite = Path(report.nodeid.split("::")[0]).stem
+        if report.when == "call" or (report.when == "setup" and not report.passed):
+            self.results[suite][report.outcome] += 1
+            if report.skipped:
+                self.reasons[suite][str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")] += 1
+
+    def table(self):
+        print("\n| suite | cases | pass | fail | skipped by the suite | not expressible |\n|---|---|---|---|---|---|")
+        for suite, counts in sorted(self.results.items()):
+            shown = [counts[name] for name in ("passed", "failed", "skipped", "not expressible")]
+            print(f"| {suite} | {sum(shown)} | " + " | ".join(map(str, shown)) + " |")
+        for suite, reasons in sorted(self.reasons.items()):
+            for reason, count in reasons.most_common(8):
+                print(f"{suite}: {count} x {reason}")
+
+
+class OnCpu(torch.overrides.TorchFunctionMode):
+    """Makes on the CPU what a test asks for on a GPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def fla(path, plugin, arguments):
+    """The FLA suites of ops that foxlm has."""
+    sys.path.insert(0, path)
+    os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")
+    if not plugin.cuda:
+        # Kernels are not called here, and their decorators depend on the version of Triton.
+        import triton
+
+        triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
+        plugin.references = naive_references()
+        # It synchronizes the GPU around each test.
+        arguments = [*arguments, "--noconftest"]
+    files = [f"{path}/tests/ops/{name}.py" for name in SUITES]
+    return pytest.main([*files, "-p", "no:cacheprovider", "--rootdir", path, *arguments], plugins=[plugin])
+
+
+def published(path, plugin, arguments):
+    """The test of the published op, which is in its own file."""
+    sys.path.insert(0, f"{path}/src")
+    file = f"{path}/src/forgetting_transformer/ops/forgetting_attention.py"
+    arguments = [file, "-p", "no:cacheprovider", "--rootdir", path, *arguments]
+    if plugin.cuda:
+        return pytest.main(arguments, plugins=[plugin])
+    with OnCpu():
+        return pytest.main(arguments, plugins=[plugin])
+
+
+def transformers(path, plugin, arguments):
+    """The common tests of causal language models, for FoX (LLaMA), FoX (Pro), and LlamaModelTest as the control."""
+    sys.path.insert(0, path)
+    file = str(Path(__file__).with_name("peers_hf.py"))
+    llama = f"{path}/tests/models/llama/test_modeling_llama.py::LlamaModelTest"
+    options = ["-p", "no:cacheprovider", "--disable-warnings", "-c", os.devnull, "--rootdir", path, *arguments]
+    plugin.pytest_runtest_setup = lambda item: None
+    return pytest.main([file, llama, *options], plugins=[plugin])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    suites = types.SimpleNamespace(fla=fla, published=published, transformers=transformers)
+    for name in vars(suites):
+        parser.add_argument(f"--{name}", metavar="CHECKOUT", help=getattr(suites, name).__doc__)
+    parser.add_argument("--cuda", action="store_true", help="tests run on a GPU, against the peers' own kernels")
+    parser.add_argument("--only", default="", help="as pytest's -k")
+    chosen = parser.parse_args()
+    plugin, failed = Plugin(chosen.cuda), False
+    arguments = ["-q", "--tb=line", "-k", chosen.only] if chosen.only else ["-q", "--tb=line"]
+    for name, run in vars(suites).items():
+        if getattr(chosen, name) is not None:
+            failed |= run(str(Path(getattr(chosen, name)).resolve()), plugin, arguments) != 0
+    plugin.table()
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The common tests of transformers for FoX; run by `peers.py`, which puts a checkout of transformers on the path."""
+
+import unittest
+
+from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester
+from transformers.testing_utils import require_torch
+
+import foxlm.hf as hf
+
+
+class LlamaLikeTester(CausalLMModelTester):
+    """FoX (LLaMA) in the sizes of the common tests."""
+
+    config_class = hf.FoxConfig
+    base_model_class = hf.FoxModel
+    causal_lm_class = hf.FoxForCausalLM
+    sequence_classification_class = getattr(hf, "FoxForSequenceClassification", None)
+    token_classification_class = getattr(hf, "FoxForTokenClassification", None)
+    question_answering_class = getattr(hf, "FoxForQuestionAnswering", None)
+    options = {}
+
+    def get_config(self):
+        return hf.FoxConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_heads=self.num_attention_heads,
+            intermediate_size=self.intermediate_size,
+            max_position_embeddings=self.max_position_embeddings,
+            pad_token_id=self.pad_token_id,
+            bos_token_id=self.bos_token_id,
+            eos_token_id=self.eos_token_id,
+            tie_word_embeddings=self.tie_word_embeddings,
+            **self.options,
+        )
+
+
+class ProTester(LlamaLikeTester):
+    """FoX (Pro)."""
+
+    options = {name: True for name in ("qk_norm", "use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift")}
+
+
+@require_torch
+class FoxLlamaTest(CausalLMModelTest, unittest.TestCase):
+    model_tester_class = LlamaLikeTester
+
+
+@require_torch
+class FoxProTest(CausalLMModelTest, unittest.TestCase):
+    model_tester_class = ProTester
