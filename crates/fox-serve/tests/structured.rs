@@ -6,9 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::client::{open_json, post};
-use common::{serve, serve_with};
-use fox_infer::{EngineOptions, Grammar};
-use fox_serve::ServeOptions;
+use common::serve;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -109,11 +107,18 @@ fn hostile_schemas_are_refused() {
     server.complete(&json!({ "prompt": "x", "max_tokens": 2 }));
 }
 
+/// At most 32 grammars are in use at a time; further requests wait and are answered.
 #[test]
-fn grammars_count_in_the_answer_budget() {
-    let options = ServeOptions { answer_bytes: Grammar::MAX_BYTES - 1, ..ServeOptions::default() };
-    let server = serve_with(EngineOptions::default(), options);
-    let body = json!({ "prompt": "x", "max_tokens": 2, "guided_regex": "a*" });
-    let reply = post(server.address, "/v1/completions", &body).unwrap();
-    assert_eq!(reply.status, 413, "{}", reply.text());
+fn requests_beyond_the_grammar_limit_wait() {
+    let server = serve();
+    let body = json!({ "prompt": "x", "max_tokens": 40, "guided_regex": "[a-z]{30}" });
+    std::thread::scope(|scope| {
+        let ask = || post(server.address, "/v1/completions", &body).unwrap();
+        let threads: Vec<_> = (0..48).map(|_| scope.spawn(ask)).collect();
+        for thread in threads {
+            let reply = thread.join().unwrap();
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            assert_eq!(reply.json()["choices"][0]["text"].as_str().unwrap().len(), 30);
+        }
+    });
 }
