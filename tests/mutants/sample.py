@@ -177,8 +177,7 @@ def baseline(executables, pool):
 
 def try_mutant(mutant, tests):
     """Runs the tests that reach a mutant until one fails."""
-    reaching = [test for test in tests if mutant["number"] in test["reaches"]]
-    reaching.sort(key=lambda test: (test["crate"] != mutant["crate"], test["seconds"]))
+    reaching = sorted((t for t in tests if mutant["number"] in t["reaches"]), key=lambda t: t["seconds"])
     for test in reaching:
         if run_test(test, mutant["number"], 10 * test["seconds"] + 30) is None:
             if run_test(test) is not None:
@@ -189,18 +188,23 @@ def try_mutant(mutant, tests):
 
 
 def run_mutants(state, stage, mutants, pool):
+    """Runs each mutant that is not caught yet with the tests of a stage: those of the same crate, those of the other
+    libraries, those of the executable."""
     lock = threading.Lock()
+    crates = {"own": lambda mutant, test: test["crate"] == mutant["crate"],
+              "libraries": lambda mutant, test: test["crate"] not in (mutant["crate"], DEPENDENT),
+              "executable": lambda mutant, test: test["crate"] == DEPENDENT}
 
     def one(mutant):
         begin = time.monotonic()
-        try_mutant(mutant, state[stage])
+        try_mutant(mutant, [test for test in state["tests"] if crates[stage](mutant, test)])
         with lock:
             mutant.setdefault("stages", []).append(stage)
             save(state)
             print(f"{mutant['status']:<9} {time.monotonic() - begin:6.1f} s  {mutant['name']}  {mutant.get('by', '')}",
                   flush=True)
 
-    list(pool.map(one, [m for m in mutants if stage not in m.get("stages", [])]))
+    list(pool.map(one, [m for m in mutants if m["status"] != "caught" and stage not in m.get("stages", [])]))
 
 
 def report(mutants):
@@ -245,13 +249,17 @@ def main():
         return None
     mutants = select(state["mutants"], args.per_crate)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        if "tests" not in state:
+            state["tests"] = baseline(state["executables"], pool)
+            print(f"{len(state['tests'])} tests of libraries", flush=True)
+            save(state)
+        run_mutants(state, "own", mutants, pool)
+        run_mutants(state, "libraries", mutants, pool)
         # The executable's tests take the longest: only for mutants that no library test catches.
-        for stage in ["library", "executable"]:
-            if stage not in state:
-                state[stage] = baseline(state["executables"] if stage == "library" else build([DEPENDENT]), pool)
-                print(f"{len(state[stage])} tests of the {stage}", flush=True)
-                save(state)
-            run_mutants(state, stage, [m for m in mutants if m["status"] != "caught"], pool)
+        if all(test["crate"] != DEPENDENT for test in state["tests"]):
+            state["tests"] += baseline(build([DEPENDENT]), pool)
+            save(state)
+        run_mutants(state, "executable", mutants, pool)
     report(state["mutants"])
 
 

@@ -5,6 +5,8 @@
 //! - [`random`]: SplitMix64, whose numbers are part of file formats and of recorded results.
 //! - [`difference`]: error measures of lists of numbers.
 //! - [`nearest`]: the closest known name to a misspelled one.
+//! - [`Setting`]: what an error is about, for callers that have their own name for it.
+//! - [`utc`]: times for people and logs.
 //!
 //! ```
 //! use fox_base::random::SplitMix64;
@@ -31,6 +33,9 @@ mod error;
 mod lock;
 pub mod nearest;
 pub mod random;
+mod setting;
+pub mod utc;
 
 pub use error::FileError;
 pub use lock::{FolderLock, LockHolder};
+pub use setting::Setting;

@@ -18,7 +18,7 @@ use fox_tensor::{DType, Device, DeviceKind, Error};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Compare every op on this device with the oracle: all features, odd shapes, poisoned memory
+/// Compare every op on this device with the oracle
 ///
 /// Every op case is computed by the device and by the oracle in double precision, forward and backward, with
 /// fresh device memory full of NaN, and once more on the device: the bits must be the same. A decode state
@@ -68,9 +68,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
     let slots = slots::cases().iter().any(|case| args.wants(case.name));
-    let [pages, products, packed, wrong] =
-        ["pages", "row products", "packed weights", WRONG_OPERANDS].map(|name| args.wants(name));
-    let any = cases || decoding || pages || products || packed || slots || wrong;
+    let [pages, products, packed, greedy, wrong] =
+        ["pages", "row products", "packed weights", slots::GREEDY, WRONG_OPERANDS]
+            .map(|name| args.wants(name));
+    let any = cases || decoding || pages || products || packed || slots || greedy || wrong;
     if let (Some(text), false) = (&args.only, any) {
         bail!("no case name contains `{text}`; --verbose lists all names");
     }
@@ -95,6 +96,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if slots {
             passed &= slots::check_steps(args, &device)?;
+        }
+        if greedy {
+            passed &= slots::check_greedy(&device)?;
         }
         if wrong {
             passed &= check_wrong_operands(&device)?;

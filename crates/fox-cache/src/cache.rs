@@ -144,6 +144,12 @@ impl Cache {
         Ok(caches)
     }
 
+    /// Moves the state out and leaves one without sequences.
+    pub fn take(&mut self) -> Cache {
+        let empty = Cache::of_pages(self.device.clone(), Vec::new(), Vec::new());
+        std::mem::replace(self, empty)
+    }
+
     /// Device, tokens and layers, for [`SlotSequence`](crate::SlotSequence).
     pub(crate) fn into_layers(self) -> (Device, Vec<usize>, Vec<LayerState>) {
         (self.device, self.lens, self.layers)

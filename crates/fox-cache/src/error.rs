@@ -37,6 +37,12 @@ pub enum Error {
     /// States of different models.
     #[error("states with {0} and {1} layers are of different models and cannot be joined")]
     LayerMismatch(usize, usize),
+    /// More sequences than slots.
+    #[error("all slots of the device are taken; decode fewer sequences together")]
+    NoFreeSlot,
+    /// A sequence that entered a slot of another model.
+    #[error("the sequence is in a slot of another model")]
+    ForeignSlot,
     /// The device's error.
     #[error(transparent)]
     Tensor(#[from] fox_tensor::Error),

@@ -4,7 +4,8 @@
 //!   layers from these.
 //! - A step op by op begins with [`Cache::begin`], passes every layer its [`LayerState`], and ends with
 //!   [`Cache::commit`]. A step that fails before changes nothing and can be repeated.
-//! - A sequence that decodes in a slot of the device is a [`SlotSequence`]; [`SequenceState`] is either of both.
+//! - A sequence that decodes in one of the [`Slots`] of the device is a [`SlotSequence`]; [`SequenceState`] is either of
+//!   both.
 //! - [`PagePolicy`] decides what is evicted: keys whose fraction of every later softmax is provably below a tolerance.
 //!   [`bound`] has the bound on the logits behind it.
 //! - [`CacheMeter`] counts the bytes of all states, shared pages once; [`Budget`] decides whether another sequence may
@@ -60,5 +61,5 @@ pub use paged::PagedState;
 pub use pages::LayerPages;
 pub use recurrent::RecurrentState;
 pub use rows::RowState;
-pub use slot::{SequenceState, SlotSequence};
+pub use slot::{FreeSlots, SequenceState, Slot, SlotSequence, Slots};
 pub use spec::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};

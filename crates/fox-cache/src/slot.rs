@@ -1,20 +1,142 @@
-//! A sequence whose decode steps run in a slot of the device ([`fox_tensor::SlotDecoder`]).
+//! Sequences whose decode steps run in slots of the device ([`fox_tensor::SlotDecoder`]).
 //!
 //! The device writes keys, values and gates into the pages and sums up the gates. The host acts at page boundaries
-//! alone: [`SlotSequence::seal_page`] takes over the sums and evicts forgotten pages, and
-//! [`SlotSequence::reserve_page`] makes room for the next tokens.
+//! alone: [`Slots::seal_page`] takes over the sums and evicts forgotten pages, and [`Slots::reserve`] makes room for the
+//! next tokens. A step:
+//!
+//! ```text
+//! row       of every sequence, which reserves its next page if it has none for the token
+//! begin     starts the step; advance counts the token of each sequence
+//! finish    waits for the sampled tokens; seal_page where advance has reported the end of a page
+//! ```
 
-use fox_tensor::{Device, LayerPast, PAGE, PagedKeys};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fox_tensor::{
+    DecodeRow, Device, LayerPast, PAGE, PagedKeys, SampledToken, SlotDecoder, TokenDraw,
+};
 
 use crate::cache::{Cache, Usage};
 use crate::layer::LayerState;
 use crate::paged::PagedState;
 use crate::{Error, Result};
 
+/// The slots of a model.
+#[derive(Debug)]
+pub struct Slots {
+    decoder: SlotDecoder,
+    free: FreeSlots,
+}
+
+/// Free slots; the last one is taken first.
+#[derive(Clone, Debug)]
+pub struct FreeSlots(Arc<Mutex<Vec<usize>>>);
+
+/// A slot that a sequence has taken, freed when dropped.
+#[derive(Debug)]
+pub struct Slot {
+    index: usize,
+    free: FreeSlots,
+}
+
+impl FreeSlots {
+    /// `count` slots.
+    pub fn new(count: usize) -> Self {
+        FreeSlots(Arc::new(Mutex::new((0..count).rev().collect())))
+    }
+
+    /// Takes a slot.
+    ///
+    /// # Errors
+    /// All slots are taken.
+    pub fn take(&self) -> Result<Slot> {
+        let index = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Ok(Slot { index: index.ok_or(Error::NoFreeSlot)?, free: self.clone() })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.free.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+    }
+}
+
+impl Slots {
+    /// The slots of a device, all free.
+    pub fn new(decoder: SlotDecoder) -> Self {
+        let free = FreeSlots::new(decoder.slots());
+        Slots { decoder, free }
+    }
+
+    /// Number of slots, which is also the largest number of rows of a step.
+    pub fn count(&self) -> usize {
+        self.decoder.slots()
+    }
+
+    /// Puts the only sequence of a paged cache into a free slot, with room for its next token.
+    ///
+    /// # Errors
+    /// All slots are taken; those of [`SlotSequence::new`]; the device's.
+    pub fn enter(&mut self, cache: Cache) -> Result<SlotSequence> {
+        let mut sequence = SlotSequence::new(cache, self.free.take()?)?;
+        self.decoder.enter(sequence.slot.index, sequence.len, &mut sequence.past())?;
+        Ok(sequence)
+    }
+
+    /// Reserves the next page if the next token needs one; whether it did.
+    pub fn reserve(&mut self, sequence: &mut SlotSequence) -> Result<bool> {
+        let is_full = sequence.is_full();
+        if is_full {
+            sequence.reserve_page()?;
+            self.decoder.update_pages(sequence.slot.index, &mut sequence.pages_mut())?;
+        }
+        Ok(is_full)
+    }
+
+    /// The row of the next step that feeds `token` to a sequence.
+    ///
+    /// # Errors
+    /// A sequence in a slot of another model; the device's, from reserving a page.
+    pub fn row(
+        &mut self,
+        sequence: &mut SlotSequence,
+        token: i32,
+        draw: Option<TokenDraw>,
+    ) -> Result<DecodeRow> {
+        if !Arc::ptr_eq(&sequence.slot.free.0, &self.free.0) {
+            return Err(Error::ForeignSlot);
+        }
+        self.reserve(sequence)?;
+        Ok(DecodeRow { slot: sequence.slot.index, token, position: sequence.len, draw })
+    }
+
+    /// Starts a step without waiting for it.
+    pub fn begin(&mut self, rows: &[DecodeRow]) -> Result<()> {
+        Ok(self.decoder.begin(rows)?)
+    }
+
+    /// Waits for the step that was begun; the next token of each row.
+    pub fn finish(&mut self) -> Result<Vec<SampledToken>> {
+        Ok(self.decoder.finish()?)
+    }
+
+    /// Logits `[V]` of a row of the last step.
+    pub fn logits(&mut self, row: usize) -> Result<Vec<f32>> {
+        Ok(self.decoder.logits(row)?)
+    }
+
+    /// Takes over the sums of the log gates at the end of a page of a sequence, and evicts its forgotten pages.
+    pub fn seal_page(&mut self, sequence: &mut SlotSequence) -> Result<()> {
+        sequence.seal_page(&self.decoder.gate_sums(sequence.slot.index)?);
+        Ok(())
+    }
+}
+
 /// The KV cache of one sequence in a slot. There is no way back to a [`Cache`]: parts of the state are on the device
 /// alone.
 #[derive(Debug)]
 pub struct SlotSequence {
+    slot: Slot,
     device: Device,
     len: usize,
     /// Tokens that the pages have room for.
@@ -28,7 +150,7 @@ impl SlotSequence {
     ///
     /// # Errors
     /// A cache with several sequences or with layers that are not paged; the device's.
-    pub fn new(cache: Cache) -> Result<Self> {
+    pub fn new(cache: Cache, slot: Slot) -> Result<Self> {
         let (device, lens, layers) = cache.into_layers();
         let [len] = lens[..] else {
             return Err(Error::BatchMismatch { step: 1, cache: lens.len() });
@@ -38,7 +160,7 @@ impl SlotSequence {
             _ => Err(Error::NotPaged("put into a slot")),
         };
         let layers = layers.into_iter().map(paged).collect::<Result<_>>()?;
-        let mut sequence = SlotSequence { device, len, room: len, layers };
+        let mut sequence = SlotSequence { slot, device, len, room: len, layers };
         sequence.reserve_page()?;
         sequence.room = (len + 1).next_multiple_of(PAGE);
         Ok(sequence)
@@ -64,7 +186,7 @@ impl SlotSequence {
         self.len == 0
     }
 
-    /// Whether the next token needs [`SlotSequence::reserve_page`] first.
+    /// Whether the next token needs another page first.
     pub fn is_full(&self) -> bool {
         self.len == self.room
     }
@@ -155,5 +277,20 @@ impl SequenceState {
             SequenceState::Cache(cache) => cache.pages(0),
             SequenceState::Slot(sequence) => sequence.page_counts(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_slots_are_reused() {
+        let free = FreeSlots::new(2);
+        let (first, second) = (free.take().unwrap(), free.take().unwrap());
+        assert_eq!((first.index, second.index), (0, 1));
+        assert!(matches!(free.take(), Err(Error::NoFreeSlot)));
+        drop(first);
+        assert_eq!(free.take().map(|slot| slot.index).unwrap(), 0);
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Toy, attention, recurrent};
-use fox_cache::{Cache, LayerState, PagePolicy, SlotSequence, StateSpec};
+use fox_cache::{Cache, FreeSlots, LayerState, PagePolicy, SlotSequence, StateSpec};
 use fox_tensor::Device;
 
 /// Layers of every kind, with different numbers of heads.
@@ -74,7 +74,7 @@ fn slot_evicts_like_a_cache() {
     let toy = toy(specs, Device::naive());
     let mut cache = toy.cache();
     toy.step(&mut cache, &[5], &[70]);
-    let mut slot = SlotSequence::new(cache.clone()).unwrap();
+    let mut slot = SlotSequence::new(cache.clone(), FreeSlots::new(1).take().unwrap()).unwrap();
     assert_eq!(slot.past().len(), 2);
     for len in 71..=320 {
         toy.step(&mut cache, &[5], &[1]);
@@ -102,7 +102,9 @@ fn slot_evicts_like_a_cache() {
 #[test]
 fn slot_rejects_batches_and_contiguous_caches() {
     let toy = toy(vec![attention(4, 2, true, None)], Device::naive());
-    let error = |cache: Cache| SlotSequence::new(cache).unwrap_err().to_string();
+    let error = |cache: Cache| {
+        SlotSequence::new(cache, FreeSlots::new(1).take().unwrap()).unwrap_err().to_string()
+    };
     let two = Cache::join(vec![toy.cache(), toy.cache()]).unwrap();
     assert_eq!(error(two), "a step has 1 sequences, but the cache has 2");
     let rows = Cache::new(toy.specs.clone(), 1, 8, &toy.device).unwrap();

@@ -44,6 +44,7 @@
 
 mod attention;
 mod backend;
+mod channel_decay;
 mod columns;
 mod conv;
 mod embedding;

@@ -19,7 +19,7 @@ impl SinkOps for Cpu {
 }
 
 /// `(o', lse')`.
-fn forward(cpu: &Cpu, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)> {
+pub fn forward(cpu: &Cpu, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)> {
     let (heads, width) = (sinks.len(), o.cols());
     let (old, sums, b) = (cpu.real(o), cpu.real(lse), cpu.real(sinks));
     let (mut new, mut new_sums) = (cpu.pool().take(old.len())?, cpu.pool().take(sums.len())?);

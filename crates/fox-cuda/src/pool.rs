@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
-use fox_tensor::MemoryStats;
+use fox_tensor::{DType, MemoryStats};
 
 use crate::arena::Arena;
 use crate::{Error, Result};
@@ -20,6 +20,8 @@ impl<T: bytemuck::AnyBitPattern + bytemuck::NoUninit> Element for T {}
 pub trait Float: Element {
     /// Whether it is f32 rather than bf16.
     const WIDE: bool;
+    /// The element type of its tensors.
+    const DTYPE: DType = if Self::WIDE { DType::F32 } else { DType::Bf16 };
 }
 impl Float for f32 {
     const WIDE: bool = true;

@@ -26,12 +26,15 @@ pub enum Error {
     /// The operating system refused something.
     #[error(transparent)]
     File(FileError),
-    /// A file whose ending is not one of a known corpus format.
+    /// A file that is neither UTF-8 text nor of a known corpus format.
     #[error(
-        "{} has no known corpus ending; use .txt, .text, .md, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
+        "{} is not UTF-8 text and has no known corpus ending; use text, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
         path.display()
     )]
     UnknownFormat { path: PathBuf },
+    /// A folder with files, but without a text.
+    #[error("{} holds no text, only {found}; name a folder with UTF-8 text files, JSON lines or Parquet", path.display())]
+    NoText { path: PathBuf, found: String },
     /// A pipe, a socket or a device in place of a file.
     #[error(
         "{} is {kind}, not a file, and a corpus is read more than once; write its contents to a file first",
@@ -179,7 +182,12 @@ pub enum Error {
         "{} holds another preparation ({detail}); choose another folder or remove this one",
         path.display()
     )]
-    DifferentPreparation { path: PathBuf, detail: String },
+    DifferentPreparation {
+        path: PathBuf,
+        detail: String,
+        /// Whether the options are the same and only the corpus differs.
+        same_options: bool,
+    },
     /// Another process prepares into the same folder.
     #[error(
         "another process{} is preparing into {}; wait until it has ended or choose another folder",

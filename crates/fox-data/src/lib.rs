@@ -50,7 +50,7 @@ pub use error::{Error, Result};
 pub use loader::{
     Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,
 };
-pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, prepare};
+pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Replace, prepare};
 pub use shard::{Index, PreparedDataset, ShardEntry, SplitIndex, Verify};
 pub use synthetic::{
     NeedleCase, START_WORD, SyntheticConfig, SyntheticDataset, SyntheticTokenizer,

@@ -96,7 +96,7 @@ fn folders_give_files_in_order() {
     fs::write(folder.path().join("z.txt"), "last").unwrap();
     fs::write(folder.path().join("sub/m.jsonl"), "{\"text\":\"middle\"}").unwrap();
     fs::write(folder.path().join("a.txt"), "first").unwrap();
-    fs::write(folder.path().join("README.pdf"), "not this").unwrap();
+    fs::write(folder.path().join("README.pdf"), b"%PDF\0").unwrap();
     let corpus = Corpus::open(folder.path(), CorpusOptions::default()).unwrap();
     assert_eq!(corpus.total_bytes(), 5 + 17 + 4);
     let found = texts(folder.path(), CorpusOptions::default()).unwrap();
@@ -113,8 +113,11 @@ fn rejects_paths_without_a_corpus() {
     );
     assert!(error_of(folder.path()).contains("holds no documents"));
     let odd = folder.path().join("a.docx");
-    fs::write(&odd, "x").unwrap();
+    fs::write(&odd, b"PK\x03\x04\0").unwrap();
     assert!(error_of(&odd).contains(".jsonl"));
+    assert!(error_of(folder.path()).contains("holds no text, only 1 .docx"));
+    fs::write(&odd, "text of any ending").unwrap();
+    assert_eq!(texts(&odd, CorpusOptions::default()).unwrap(), ["text of any ending"]);
 }
 
 #[test]

@@ -97,9 +97,10 @@ fn rejects_folders_without_documents() {
         folder.path().display()
     );
     fs::create_dir(folder.path().join("empty")).unwrap();
-    fs::write(folder.path().join("README.pdf"), "not a corpus").unwrap();
     fs::write(folder.path().join(".hidden.txt"), "hidden").unwrap();
     assert_eq!(error_of(folder.path()), want);
+    fs::write(folder.path().join("README.pdf"), b"%PDF\0").unwrap();
+    assert!(error_of(folder.path()).contains("holds no text, only 1 .pdf"));
 }
 
 #[test]

@@ -236,3 +236,25 @@ fn rejects_folders_without_data() {
     let error = open_dataset(folder.path(), Split::Train, None, Verify::Structure).err().unwrap();
     assert!(error.to_string().contains("run `fox prepare` first"), "{error}");
 }
+
+/// Blosc stores bytes that it cannot compress as they are, after its header.
+#[test]
+fn reads_stored_frames() {
+    let folder = tempfile::tempdir().unwrap();
+    write_array(folder.path(), [4, 64], [4, 64], Style { blosc: false, ..STYLE });
+    let (path, metadata) = (folder.path().join("0.0"), folder.path().join(".zarray"));
+    let plain = fs::read(&path).unwrap();
+    let size = |n: usize| (n as u32).to_le_bytes();
+    let sizes = [size(plain.len()), size(512), size(16 + plain.len())];
+    let frame = [&[2, 1, 0x22, 2][..], sizes.as_flattened(), &plain].concat();
+    fs::write(&path, &frame).unwrap();
+    let text = fs::read_to_string(&metadata).unwrap();
+    let compressor = r#""compressor": {"id": "blosc", "cname": "lz4"}"#;
+    fs::write(&metadata, text.replace(r#""compressor": null"#, compressor)).unwrap();
+    let mut ids = vec![0; 40];
+    open(folder.path()).read(2, 20, &mut ids).unwrap();
+    let want: Vec<u32> = (20..60).map(|position| u32::from(token(2, position))).collect();
+    assert_eq!(ids, want);
+    fs::write(&path, &frame[..frame.len() - 1]).unwrap();
+    open(folder.path()).read(2, 20, &mut ids).unwrap_err();
+}

@@ -23,7 +23,7 @@ impl Group {
         let all = self.all_gather(&identity)?;
         if let Some(other) = all.iter().position(|other| other[..1] != identity[..1]) {
             return Err(Error::Refused(format!(
-                "ranks {} and {other} compute on different kinds of devices; give all ranks the same --device",
+                "ranks {} and {other} compute on different kinds of devices; give all ranks the same device",
                 self.rank()
             )));
         }

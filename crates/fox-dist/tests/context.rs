@@ -197,6 +197,19 @@ fn pruned_keys_are_not_sent() {
     }
 }
 
+/// The ranks must agree on the largest logits: a bound that is too small forgets keys that one rank alone keeps.
+#[test]
+fn large_logits_keep_their_keys() {
+    let mut config = llama();
+    config.initializer_range = 0.1;
+    let mut run = ShardedPass::new(config, (10.0, 40.0));
+    run.options.pruning = Pruning::Tolerance(-10.0);
+    for size in [2, 4] {
+        let traffic = run.compare(size, "large logits");
+        assert!(traffic.fetched < traffic.full, "{size} ranks fetch everything");
+    }
+}
+
 #[test]
 fn packed_documents_windows_and_no_gates() {
     // Documents that end in, begin in and span parts; one rank has none of the first row's last.

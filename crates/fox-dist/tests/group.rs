@@ -220,7 +220,8 @@ fn measures_link_speed() {
         group.leave().unwrap();
         speed.unwrap()
     });
-    assert!(speeds[0] > 0.0 && speeds[0].is_finite());
+    // Bytes per second of 16 MiB over the loopback interface: more than a megabyte, also on a busy machine.
+    assert!(speeds[0] > 1e6 && speeds[0] < 1e13, "{}", speeds[0]);
     assert_eq!((speeds[1], speeds[2]), (speeds[0], speeds[0]), "all know the same figure");
     assert_eq!(Group::alone().link_speed(&fox_cpu::device()).unwrap(), None);
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use fox_base::FileError;
+use fox_base::{FileError, Setting};
 
 /// What can go wrong in an evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,14 @@ pub enum Error {
     /// An argument is out of range.
     #[error("{0}")]
     Argument(String),
+    /// A setting that would have to change.
+    #[error("{detail}")]
+    Setting {
+        /// The setting.
+        setting: Setting,
+        /// What is wrong and what would be right.
+        detail: String,
+    },
     /// The model's error.
     #[error(transparent)]
     Model(#[from] fox_model::Error),
@@ -115,6 +123,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// The setting that would have to change, for callers that name it differently.
+    pub fn setting(&self) -> Option<Setting> {
+        match self {
+            Error::Setting { setting, .. } => Some(*setting),
+            _ => None,
+        }
+    }
+
+    /// Shorthand for [`Error::Setting`].
+    pub(crate) fn of_setting(setting: Setting, detail: impl Into<String>) -> Self {
+        Error::Setting { setting, detail: detail.into() }
+    }
+
     /// For `map_err` on file operations.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let named = FileError::at(action, path);

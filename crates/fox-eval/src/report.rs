@@ -16,20 +16,20 @@ const PAGE_STYLE: &str = "\
 font:16px/1.55 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;-webkit-text-size-adjust:100%}\
 main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}h1{font-size:1.7rem;line-height:1.2;margin:.2em 0 .3em}\
 h2{font-size:1.2rem;margin:2.2em 0 .5em;padding-top:.6em;border-top:1px solid var(--edge)}p{max-width:46em;margin:.5em 0}\
-.lead{color:var(--dim)}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:14px;margin:14px 0}\
+.lead{color:var(--dim)}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:14px;margin:14px 0;align-items:start}\
 .card{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:12px;min-width:0;max-width:640px}\
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:16px 0}\
 .fact{border:1px solid var(--edge);border-radius:10px;padding:10px 12px;background:var(--card)}\
 .fact b{display:block;font-size:1.35rem;line-height:1.25}.fact span{color:var(--dim);font-size:.85rem}\
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;margin:8px 0}\
-th,td{padding:5px 12px 5px 0;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}\
+th,td{padding:5px 12px 5px 0;text-align:right;vertical-align:top;border-bottom:1px solid var(--grid)}\
 th:first-child,td:first-child{text-align:left}th{color:var(--dim);font-weight:600}\
 pre{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 12px;overflow-x:auto;\
 font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}pre.prose{white-space:pre-wrap}\
 .tokens{font:13px/2 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}\
-.tokens span{padding:2px 1px;border-radius:3px;white-space:pre-wrap}footer{color:var(--dim);font-size:.85rem;margin-top:3em}\
+.tokens span{padding:2px 1px;border-radius:3px;white-space:pre-wrap}footer{color:var(--dim);font-size:.85rem;margin-top:3em;overflow-wrap:anywhere}\
 @media (max-width:480px){body{font-size:15px}main{padding:14px 12px 48px}.card{padding:8px}\
-table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}\
+table{font-size:.8rem}th,td{padding:5px 7px 5px 0}\
 .wide,.wide tbody,.wide tr{display:block}.wide tr:first-child{display:none}.wide tr{padding:6px 0}\
 .wide td{display:flex;justify-content:space-between;padding:2px 0}.wide td:first-child{font-weight:600}\
 .wide td::before{content:attr(data-of);color:var(--dim);font-weight:400}}";
@@ -217,8 +217,12 @@ impl Block {
             }
             Block::Charts(charts) => {
                 body.push_str("<div class=\"cards\">");
-                for (_, svg) in charts {
-                    let _ = write!(body, "<div class=\"card\">{svg}</div>");
+                for ((_, svg), rows) in charts.iter().zip(row_spans(charts)) {
+                    let span = match rows {
+                        1 => String::new(),
+                        rows => format!(" style=\"grid-row:span {rows}\""),
+                    };
+                    let _ = write!(body, "<div class=\"card\"{span}>{svg}</div>");
                 }
                 body.push_str("</div>\n");
             }
@@ -297,23 +301,92 @@ fn markdown_table(rows: &[Vec<String>], out: &mut String) {
     }
 }
 
-/// A table with aligned columns: the first to the left, the others to the right.
+/// Rows of the grid that each chart takes, from its height: small charts fill the space beside a tall one.
+fn row_spans(charts: &[(String, String)]) -> Vec<usize> {
+    let height = |svg: &str| -> Option<f64> {
+        svg.split(" height=\"").nth(1)?.split('"').next()?.parse().ok()
+    };
+    let heights: Vec<f64> = charts.iter().map(|(_, svg)| height(svg).unwrap_or(1.0)).collect();
+    let least = heights.iter().copied().fold(f64::INFINITY, f64::min).max(1.0);
+    heights.iter().map(|height| ((height / least).round() as usize).clamp(1, 12)).collect()
+}
+
+/// Columns of a terminal that tables fit into.
+const COLUMNS: usize = 80;
+
+/// A table with aligned columns: the first to the left, the others to the right. One that is too wide for a terminal has
+/// cells of several lines; where even single words are too wide, each row becomes a list below its first cell.
 pub fn text_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|s| s.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+    let widest = |c: usize, measure: &dyn Fn(&str) -> usize| {
+        rows.iter().filter_map(|row| row.get(c)).map(|cell| measure(cell)).max().unwrap_or(0)
+    };
+    let longest_word = |cell: &str| cell.split(' ').map(width).max().unwrap_or(0);
+    let mut widths: Vec<usize> = (0..columns).map(|c| widest(c, &width)).collect();
+    let least: Vec<usize> = (0..columns).map(|c| widest(c, &longest_word)).collect();
+    // Two columns are names and values, which may be paths.
+    while columns > 2 && widths.iter().sum::<usize>() + 2 * (columns - 1) > COLUMNS {
+        let wide = (0..columns).filter(|c| widths[*c] > least[*c]).max_by_key(|c| widths[*c]);
+        match wide {
+            Some(c) => widths[c] -= 1,
+            None => return text_lists(rows),
+        }
+    }
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().enumerate().map(|(c, cell)| match c {
-            0 => format!("{cell:<width$}", width = widths[c]),
-            _ => format!("{cell:>width$}", width = widths[c]),
-        });
-        let line = cells.collect::<Vec<_>>().join("  ");
-        text.push_str(line.trim_end());
-        text.push('\n');
+        let cells: Vec<Vec<String>> =
+            row.iter().enumerate().map(|(c, cell)| broken(cell, widths[c])).collect();
+        let height = cells.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        for l in 0..height {
+            let aligned = cells.iter().enumerate().map(|(c, lines)| {
+                let line = lines.get(l).map_or("", String::as_str);
+                match c {
+                    0 => format!("{line:<width$}", width = widths[c]),
+                    _ => format!("{line:>width$}", width = widths[c]),
+                }
+            });
+            text.push_str(aligned.collect::<Vec<_>>().join("  ").trim_end());
+            text.push('\n');
+        }
     }
     text
+}
+
+/// A table as a list per row, with the names of the columns from the first row.
+fn text_lists(rows: &[Vec<String>]) -> String {
+    let Some((head, rows)) = rows.split_first() else { return String::new() };
+    let names = head.iter().skip(1).map(|name| width(name)).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in rows {
+        text += &format!("{}\n", row.first().map_or("", String::as_str));
+        for (name, cell) in head.iter().zip(row).skip(1) {
+            text += format!("  {name:<names$}  {cell}").trim_end();
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn width(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// The lines of a text that is broken at spaces.
+fn broken(text: &str, columns: usize) -> Vec<String> {
+    if width(text) <= columns {
+        return vec![text.to_string()];
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width(line) + 1 + width(word) <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
 }
 
 fn picture_file(name: &str) -> String {
@@ -368,6 +441,28 @@ mod tests {
         let mut report = Report::default();
         report.table(&[row(&["a", "1"]), row(&["bcd", "22"])]).text("a line");
         assert_eq!(report.terminal(), "a     1\nbcd  22\na line\n");
+    }
+
+    #[test]
+    fn wide_tables_fit_80_columns() {
+        let value = "1.4833 (1.4603..1.5088)";
+        let head = ["model", "held-out loss (16 x 1024 tokens)", "slope", "another", "more", "one"];
+        let table = text_table(&[row(&head), row(&["fox", value, value, value, value, value])]);
+        assert!(table.lines().all(|line| line.chars().count() <= COLUMNS), "{table}");
+        assert!(table.lines().count() > 2 && table.contains("(1.4603..1.5088)"), "{table}");
+        let (x, y) = ("x".repeat(50), "y".repeat(50));
+        let lists = text_table(&[row(&[&x, &y, "z"]), row(&["1", "2", "3"])]);
+        assert_eq!(lists, format!("1\n  {y}  2\n  {:<50}  3\n", "z"));
+        // Names and values stay in their line.
+        let path = "p".repeat(90);
+        assert_eq!(text_table(&[row(&["folder", &path])]), format!("folder  {path}\n"));
+    }
+
+    #[test]
+    fn tall_charts_span_rows() {
+        let chart = |height: f64| (String::new(), format!("<svg height=\"{height}\">"));
+        assert_eq!(row_spans(&[chart(670.0), chart(170.0), chart(180.0)]), [4, 1, 1]);
+        assert_eq!(row_spans(&[chart(300.0), chart(400.0)]), [1, 1]);
     }
 
     #[test]

@@ -52,7 +52,15 @@ impl<K: Ord + Serialize + DeserializeOwned, S: Serialize + DeserializeOwned> Sco
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(Error::io("read", path)(e)),
         };
-        let scores = read(path, &text, identity)?;
+        let text = match is_of(path, &text, identity)? {
+            true => text,
+            // Another model or evaluation: every case is asked again.
+            false => {
+                fs::write(path, "").map_err(Error::io("write", path))?;
+                String::new()
+            }
+        };
+        let scores = read(&text);
         let mut file = OpenOptions::new()
             .create(true)
             .append(true)
@@ -90,25 +98,24 @@ fn line(path: &Path, value: &impl Serialize) -> Result<String> {
     Ok(text + "\n")
 }
 
-fn read<K: Ord + DeserializeOwned, S: DeserializeOwned>(
-    path: &Path,
-    text: &str,
-    identity: &str,
-) -> Result<BTreeMap<K, S>> {
-    let mut lines = text.lines();
-    if let Some(first) = lines.next() {
-        let found = match serde_json::from_str::<Header>(first) {
-            Ok(header) => header.evaluation,
-            Err(_) => "something else".into(),
-        };
-        if found != identity {
-            let (path, expected) = (path.to_path_buf(), identity.to_string());
-            return Err(Error::OtherState { path, found, expected });
-        }
+/// Whether a file has scores of the evaluation `identity`; an error if it has no scores at all.
+fn is_of(path: &Path, text: &str, identity: &str) -> Result<bool> {
+    let Some(first) = text.lines().next() else { return Ok(true) };
+    match serde_json::from_str::<Header>(first) {
+        Ok(header) => Ok(header.evaluation == identity),
+        Err(_) => Err(Error::OtherState {
+            path: path.to_path_buf(),
+            found: "something else".into(),
+            expected: identity.to_string(),
+        }),
     }
+}
+
+fn read<K: Ord + DeserializeOwned, S: DeserializeOwned>(text: &str) -> BTreeMap<K, S> {
+    let lines = text.lines().skip(1);
     // A line that cannot be read was cut by a kill: its case is simply asked again.
     let parsed = lines.filter_map(|l| serde_json::from_str::<Read<K, S>>(l).ok());
-    Ok(parsed.map(|l| (l.key, l.score)).collect())
+    parsed.map(|l| (l.key, l.score)).collect()
 }
 
 #[cfg(test)]
@@ -143,6 +150,9 @@ mod tests {
         assert_eq!((log.get(&one), log.get(&two)), (Some(&score), None));
         log.add(two, score.clone()).unwrap();
         assert_eq!(open("a").unwrap().get(&two), Some(&score));
+        assert_eq!(open("b").unwrap().get(&two), None);
+        assert_eq!(open("a").unwrap().get(&one), None);
+        fs::write(&path, "notes\n").unwrap();
         assert!(matches!(open("b"), Err(Error::OtherState { .. })));
     }
 }

@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::{broken, dump, says_not_finite, subject};
 use fox_data::{Record, Tokenizer};
 use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
     read_rows, result_on_file, run_task, with_shots,
 };
-use fox_model::{ForwardOptions, Model, ModelConfig};
-use fox_tensor::{Segments, Tape};
+use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_tensor::{Device, Segments, Tape};
 use serde_json::json;
 
 fn model(vocab: usize) -> Model {
@@ -55,6 +57,50 @@ fn requests() -> Vec<Request> {
     requests
 }
 
+/// The greedy answer to one prompt.
+fn answer(model: &Model, prompt: &[u32], ending: &Ending) -> Vec<u32> {
+    let mut decoder = model.token_decoder(ForwardOptions::default());
+    let prompts = [prompt.to_vec()];
+    greedy(&subject(model), &mut decoder, &prompts, ending, |_| Ok(false)).unwrap().remove(0)
+}
+
+/// The oracle decodes attention in slots; other mixers decode op by op.
+#[test]
+fn greedy_in_slots_equals_op_by_op() {
+    for name in ["fox_pro", "fox_llama", "transformer_pro", "mamba2"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        let model = Model::from_checkpoint(&root.join(name), &Device::naive()).unwrap();
+        let prompt =
+            |n: usize| (0..[3, 61, 64, 30][n % 4]).map(|i| ((i * i + 7 * n) % 64) as u32).collect();
+        let prompts: Vec<Vec<u32>> = (0..10).map(prompt).collect();
+        let ending = Ending { max_tokens: 20, ids: vec![5], min_tokens: 2 };
+        let enough = |said: &[u32]| Ok(said.len() == 12 && said[0] % 2 == 0);
+        let mut decoder = model.token_decoder(ForwardOptions::default());
+        assert_eq!(decoder.reserve(84).unwrap(), if name == "mamba2" { 1 } else { 8 });
+        let got = greedy(&subject(&model), &mut decoder, &prompts, &ending, enough).unwrap();
+        for (prompt, got) in prompts.iter().zip(got) {
+            let mut cache = model.new_cache(1, 84).unwrap();
+            let (mut want, mut new) =
+                (Vec::<u32>::new(), prompt.iter().map(|id| *id as i32).collect());
+            while want.len() < 20 && !(want.len() == 12 && want[0] % 2 == 0) {
+                let step: &Vec<i32> = &new;
+                let logits = model.decode(&[step], &mut cache, &ForwardOptions::default()).unwrap();
+                let mut logits = logits.to_f64().unwrap();
+                if want.len() < 2 {
+                    logits[5] = f64::NEG_INFINITY;
+                }
+                let best = argmax(&logits);
+                if best == 5 {
+                    break;
+                }
+                want.push(best);
+                new = vec![best as i32];
+            }
+            assert_eq!(got, want, "{name}, {} tokens", prompt.len());
+        }
+    }
+}
+
 #[test]
 fn likelihoods_are_those_of_the_plain_forward_pass() {
     let models = ["fox_pro", "fox_llama", "transformer_pro", "delta_net", "hgrn2", "mamba2"];
@@ -64,8 +110,7 @@ fn likelihoods_are_those_of_the_plain_forward_pass() {
         let ending = Ending { max_tokens: 4, ..Ending::default() };
         let options = ForwardOptions::default();
         let context = requests[0].context.clone();
-        let continuation =
-            greedy(&subject(&model), &context, &ending, &options, |_| Ok(false)).unwrap();
+        let continuation = answer(&model, &context, &ending);
         // Two that it would only begin or only end so, one that stops in the middle of it.
         let mut begun = continuation.clone();
         begun[3] = (begun[3] + 1) % 64;
@@ -135,6 +180,24 @@ fn figures_follow_from_the_likelihoods() {
 }
 
 #[test]
+fn progress_and_pruning_reach_the_forward_pass() {
+    let (mut model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    assert!(model.init_decay_times(DecayTime { min: 20.0, max: 40.0 }).unwrap());
+    let spec = find("piqa", None).unwrap();
+    let mut data = questions();
+    data[0]["goal"] = json!("boil water slowly ".repeat(30));
+    let log_probs = |pruning| {
+        let (options, mut seen) = (TaskOptions { pruning, ..TaskOptions::default() }, Vec::new());
+        let (_, samples) =
+            run_task(&subject(&model), &tokenizer, &spec, &data, &options, |x| seen.push(x))
+                .unwrap();
+        assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
+        samples[0]["log_probs"].clone()
+    };
+    assert_ne!(log_probs(Pruning::Off), log_probs(Pruning::Tolerance(-0.01)));
+}
+
+#[test]
 fn whole_texts_are_judged_in_windows() {
     let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
     let spec = find("wikitext", None).unwrap();
@@ -197,8 +260,8 @@ fn lengths_are_bytes_of_utf8() {
 #[test]
 fn choices_are_normalised_by_characters_or_by_bytes() {
     let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
-    let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{q}'\n\
-                continuation = ['{a}', '{b}', '{c}']\nanswer = '{right}'\n";
+    let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{{ q }}'\n\
+                continuation = ['{{ a }}', '{{ b }}', '{{ c }}']\nanswer = '{{ right }}'\n";
     let spec = TaskSpec::parse(text, "t").unwrap();
     // One label: over all of them every metric is the same.
     let data = rows(json!([
@@ -263,8 +326,7 @@ fn windows_cover_a_text_once() {
 
 /// A task of each kind.
 fn kinds() -> Vec<(TaskSpec, Vec<Record>)> {
-    let generate =
-        "metrics = ['exact_match']\n[generate]\ncontext = '{q}'\nanswers = '{a}'\nmax_tokens = 3";
+    let generate = "metrics = ['exact_match']\n[generate]\ncontext = '{{ q }}'\nanswers = '{{ a }}'\nmax_tokens = 3";
     vec![
         (find("piqa", None).unwrap(), questions()),
         (find("lambada_openai", None).unwrap(), rows(json!([{"text": "the last word"}]))),
@@ -318,14 +380,13 @@ fn answers_are_generated_cut_and_judged() {
     let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
     let spec = |extra: &str| {
         let text = format!(
-            "metrics = ['exact_match', 'f1']\n[generate]\ncontext = '{{q}}'\nanswers = '{{a}}'\nmax_tokens = 6\n{extra}"
+            "metrics = ['exact_match', 'f1']\n[generate]\ncontext = '{{{{ q }}}}'\nanswers = '{{{{ a }}}}'\nmax_tokens = 6\n{extra}"
         );
         TaskSpec::parse(&text, "t").unwrap()
     };
     let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     let ending = Ending { max_tokens: 6, ids: vec![255], min_tokens: 0 };
-    let options = ForwardOptions::default();
-    let said = greedy(&subject(&model), &ids("Why?"), &ending, &options, |_| Ok(false)).unwrap();
+    let said = answer(&model, &ids("Why?"), &ending);
     // The same as the argmax of plain forward passes.
     let mut all = ids("Why?");
     for id in &said {
@@ -380,7 +441,7 @@ fn data_are_found_by_name() {
     let spec = find("piqa", None).unwrap();
     let said = find_data(&spec, Some(folder.path())).unwrap_err().to_string();
     assert!(said.contains("piqa.jsonl") && said.contains("piqa.parquet"), "{said}");
-    assert!(find_data(&spec, None).unwrap_err().to_string().contains("--task-data"));
+    assert_eq!(find_data(&spec, None).unwrap_err().setting(), Some(fox_base::Setting::TaskData));
     let path = folder.path().join("piqa.jsonl");
     std::fs::write(&path, "{\"goal\": \"g\"}\n{\"goal\": \"h\"}\n").unwrap();
     assert_eq!(find_data(&spec, Some(folder.path())).unwrap(), path);
@@ -457,6 +518,6 @@ fn bad_input_gets_one_sentence() {
         let options = TaskOptions { max_length: Some(0), ..options };
         let result = run_task(&subject(&model), &tokenizer, &spec, &rows, &options, |_| ());
         let none = result.unwrap_err().to_string();
-        assert!(none.contains("--max-length above 0"), "{}: {none}", spec.name);
+        assert!(none.contains("allow a length above 0"), "{}: {none}", spec.name);
     }
 }

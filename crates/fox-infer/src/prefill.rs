@@ -143,5 +143,7 @@ mod tests {
         assert_eq!(times.prompt_tokens(64), 64);
         (0..50).for_each(|_| times.prefilled(50, Duration::from_millis(50)));
         assert_eq!(times.prompt_tokens(1000), 10);
+        times.prefilled(0, Duration::from_millis(5));
+        assert_eq!(times.prompt_tokens(1000), 10, "a step without prompt tokens measures nothing");
     }
 }

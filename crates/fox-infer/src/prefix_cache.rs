@@ -109,6 +109,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn entries_cost_ids_and_logits() {
+        let meter = CacheMeter::default();
+        let mut prefixes = PrefixCache::new(2, meter.clone());
+        prefixes.insert(&[1, 2, 3], &state(), Some(&[0.0; 5]));
+        assert_eq!((PrefixCache::cost(3, 5), meter.bytes()), (32, 32));
+        prefixes.evict_one();
+        assert_eq!(meter.bytes(), 0);
+    }
+
     fn state() -> Cache {
         Cache::new([], 1, 1, &fox_cpu::device()).unwrap()
     }

@@ -3,11 +3,8 @@
 //! A sequence enters a slot with its first decode step and leaves it when it ends or is preempted. A step has one row per
 //! sequence; the host acts on a sequence only at page boundaries.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use fox_cache::{PagePolicy, SequenceState, SlotSequence};
+use fox_cache::{PagePolicy, SequenceState, SlotSequence, Slots};
 use fox_model::Model;
-use fox_tensor::{DecodeRow, SlotDecoder};
 
 use crate::EngineOptions;
 use crate::sequence::{Next, Sequence};
@@ -17,21 +14,7 @@ const MAX_SLOTS: usize = 256;
 
 /// The slots of an engine.
 #[derive(Debug)]
-pub(crate) struct Resident {
-    decoder: SlotDecoder,
-    free: FreeSlots,
-}
-
-/// Free slots; the last one is taken first.
-#[derive(Clone, Debug)]
-struct FreeSlots(Arc<Mutex<Vec<usize>>>);
-
-/// The slot of a sequence, freed when dropped.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    index: usize,
-    free: FreeSlots,
-}
+pub(crate) struct Resident(Slots);
 
 /// The outcome of a step.
 pub(crate) struct Stepped {
@@ -39,19 +22,6 @@ pub(crate) struct Stepped {
     pub next: Vec<Next>,
     /// Whether a sequence entered a slot, or a page was reserved or evicted.
     pub pages_changed: bool,
-}
-
-impl FreeSlots {
-    fn take(&self) -> Option<Slot> {
-        let index = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        Some(Slot { index, free: self.clone() })
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.free.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
-    }
 }
 
 impl Resident {
@@ -66,16 +36,12 @@ impl Resident {
             return Ok(None);
         }
         let slots = options.max_batch.min(MAX_SLOTS);
-        let Some(decoder) = model.open_slots(slots, options.max_context, policy)? else {
-            return Ok(None);
-        };
-        let free = FreeSlots(Arc::new(Mutex::new((0..slots).rev().collect())));
-        Ok(Some(Resident { decoder, free }))
+        Ok(model.open_slots(slots, options.max_context, policy)?.map(Resident))
     }
 
     /// Number of slots.
     pub fn slots(&self) -> usize {
-        self.decoder.slots()
+        self.0.count()
     }
 
     /// Feeds every sequence its next token. While the step runs, the host reports the tokens of the step before and,
@@ -89,14 +55,14 @@ impl Resident {
         let mut pages_changed = false;
         for r in group.iter_mut() {
             pages_changed |= self.make_ready(r)?;
-            let (Some(slot), Some(cache), Some(token)) = (&r.slot, &r.cache, r.next()) else {
+            let (token, draw) = (r.next(), r.draw());
+            let (Some(sequence), Some(token)) = (resident(r), token) else {
                 let detail = "a step of a sequence without a slot";
                 return Err(fox_model::Error::Argument(detail.into()));
             };
-            let (slot, position) = (slot.index, cache.len());
-            rows.push(DecodeRow { slot, token, position, draw: r.draw() });
+            rows.push(self.0.row(sequence, token, draw)?);
         }
-        self.decoder.begin(&rows)?;
+        self.0.begin(&rows)?;
         let mut full = Vec::new();
         for (row, r) in group.iter_mut().enumerate() {
             r.report();
@@ -107,16 +73,16 @@ impl Resident {
                 }
             }
         }
-        let tokens = self.decoder.finish()?;
+        let tokens = self.0.finish()?;
         for &row in &full {
             if let Some(sequence) = resident(group[row]) {
-                sequence.seal_page(&self.decoder.gate_sums(rows[row].slot)?);
+                self.0.seal_page(sequence)?;
             }
         }
         let mut next = Vec::with_capacity(group.len());
         for (row, (r, token)) in group.iter().zip(tokens).enumerate() {
             next.push(match r.needs_logits() {
-                true => Next::Logits(self.decoder.logits(row)?),
+                true => Next::Logits(self.0.logits(row)?),
                 false => Next::Token(token),
             });
         }
@@ -124,31 +90,15 @@ impl Resident {
     }
 
     /// Puts the sequence into a slot, or reserves its next page; whether either was needed.
-    fn make_ready(&mut self, r: &mut Sequence) -> fox_model::Result<bool> {
-        match (r.cache.take(), &r.slot) {
-            (Some(SequenceState::Cache(cache)), None) => {
-                let Some(slot) = self.free.take() else {
-                    r.cache = Some(cache.into());
-                    return Ok(false);
-                };
-                let mut sequence = SlotSequence::new(cache)?;
-                self.decoder.enter(slot.index, sequence.len(), &mut sequence.past())?;
-                (r.slot, r.cache) = (Some(slot), Some(SequenceState::Slot(sequence)));
+    fn make_ready(&mut self, r: &mut Sequence) -> fox_cache::Result<bool> {
+        match &mut r.cache {
+            Some(SequenceState::Cache(cache)) => {
+                let sequence = self.0.enter(cache.take())?;
+                r.cache = Some(SequenceState::Slot(sequence));
                 Ok(true)
             }
-            (Some(SequenceState::Slot(mut sequence)), Some(slot)) => {
-                let is_full = sequence.is_full();
-                if is_full {
-                    sequence.reserve_page()?;
-                    self.decoder.update_pages(slot.index, &mut sequence.pages_mut())?;
-                }
-                r.cache = Some(SequenceState::Slot(sequence));
-                Ok(is_full)
-            }
-            (cache, _) => {
-                r.cache = cache;
-                Ok(false)
-            }
+            Some(SequenceState::Slot(sequence)) => self.0.reserve(sequence),
+            None => Ok(false),
         }
     }
 }
@@ -158,20 +108,5 @@ fn resident(r: &mut Sequence) -> Option<&mut SlotSequence> {
     match &mut r.cache {
         Some(SequenceState::Slot(sequence)) => Some(sequence),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dropped_slots_are_reused() {
-        let free = FreeSlots(Arc::new(Mutex::new(vec![1, 0])));
-        let (first, second) = (free.take().unwrap(), free.take().unwrap());
-        assert_eq!((first.index, second.index), (0, 1));
-        assert!(free.take().is_none());
-        drop(first);
-        assert_eq!(free.take().map(|slot| slot.index), Some(0));
     }
 }

@@ -127,6 +127,15 @@ mod tests {
         Sampler::new(&Request { sampling, ..Request::greedy(prompt.to_vec(), 8) })
     }
 
+    #[test]
+    fn penalties_are_not_sampled_on_a_device() {
+        let mut plain = sampler_of(Sampling { temperature: 1.0, ..Sampling::default() }, &[]);
+        assert!(plain.is_plain() && plain.draw_on_device().is_some());
+        let penalty = Sampling { presence_penalty: 1.0, temperature: 1.0, ..Sampling::default() };
+        let mut penalized = sampler_of(penalty, &[]);
+        assert!(!penalized.is_plain() && penalized.draw_on_device().is_none());
+    }
+
     /// Frequencies of the ids in many draws.
     fn frequencies(sampling: Sampling, prompt: &[i32]) -> Vec<f64> {
         let (mut counts, draws) = (vec![0.0; LOGITS.len()], 20_000);

@@ -7,7 +7,6 @@ use fox_cache::{Cache, SequenceState};
 use fox_tensor::{PAGE, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
-use crate::resident::Slot;
 use crate::sampler::{Sampler, broken_logits};
 use crate::scores::score;
 use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
@@ -33,8 +32,6 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     /// Absent while a step uses it, and while preempted.
     pub cache: Option<SequenceState>,
-    /// Its slot on the device, once it decodes there.
-    pub slot: Option<Slot>,
     /// Prompt tokens in the cache.
     pub read: usize,
     /// Tokens sampled so far.
@@ -65,7 +62,6 @@ impl Sequence {
             need: 0,
             scored: 0,
             cache: Some(cache.into()),
-            slot: None,
             read: 0,
             answer: Vec::new(),
             fed: 0,
@@ -94,7 +90,7 @@ impl Sequence {
     /// one, as in the first pass, so that the bits are the same.
     pub fn preempt(&mut self) {
         self.report();
-        (self.cache, self.slot) = (None, None);
+        self.cache = None;
         (self.read, self.fed) = (0, 0);
     }
 

@@ -3,6 +3,7 @@
 //! - [`sweep`]: several recipes on the same data in one table, with grids, seeds and searches.
 //! - [`reproduce`]: the experiments of the Forgetting Transformer paper, as TOML files.
 //! - [`demo`]: FoX beside two RoPE Transformers on the embedded corpus.
+//! - [`watch`]: the page of a run under way.
 //!
 //! All three fill a [`RunGraph`](graph::RunGraph) of `fox` commands. A [`Scheduler`] executes it in child processes,
 //! which report progress as [`ChildEvent`](events::ChildEvent)s. Finished work is recognized by the files it left, so the
@@ -22,10 +23,12 @@ pub mod events;
 pub mod graph;
 pub mod output;
 pub mod progress;
+pub mod provenance;
 pub mod reproduce;
 mod scheduler;
 pub mod search;
 pub mod signals;
 pub mod sweep;
+pub mod watch;
 
 pub use scheduler::Scheduler;

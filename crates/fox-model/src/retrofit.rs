@@ -56,7 +56,7 @@ fn plan(config: &ModelConfig, options: &RetrofitOptions) -> Result<(ModelConfig,
         return refuse("the model has forget gates already".into());
     }
     if options.output_gate && mixer.output_gate.is_some() {
-        return refuse("the model has an output gate already; leave --output-gate out".into());
+        return refuse("the model has an output gate already; do not add another".into());
     }
     let heads = mixer.heads;
     let memory = match options.memory.as_slice() {

@@ -1,9 +1,9 @@
 //! Decoding in slots of the oracle against a forward pass.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use fox_cache::SlotSequence;
+use fox_cache::Slots;
 use fox_model::{ForwardOptions, Model, ModelConfig};
-use fox_tensor::{DecodeRow, Device, Rope, RopeScaling, Segments, SlotDecoder, Tape};
+use fox_tensor::{DecodeRow, Device, Rope, RopeScaling, Segments, Tape};
 
 const VOCAB: usize = 23;
 
@@ -29,25 +29,20 @@ fn slot_error(model: &Model, prompt: usize, steps: usize, log_tolerance: Option<
     let ids = ids(prompt + steps);
     let want = forward(model, &ids);
     let policy = model.page_policy(log_tolerance, ids.len()).unwrap();
-    let mut slots: SlotDecoder =
-        model.open_slots(2, ids.len(), &policy).unwrap().expect("the oracle has slots");
+    let mut slots = model.open_slots(2, ids.len(), &policy).unwrap().expect("the oracle has slots");
     let mut cache = model.new_paged_cache(&policy).unwrap();
     model.decode(&[&ids[..prompt]], &mut cache, &ForwardOptions::default()).unwrap();
-    let mut sequence = SlotSequence::new(cache).unwrap();
-    slots.enter(1, prompt, &mut sequence.past()).unwrap();
+    let mut sequence = slots.enter(cache).unwrap();
     let mut worst = 0.0f64;
     for position in prompt..prompt + steps {
-        if sequence.is_full() {
-            sequence.reserve_page().unwrap();
-            slots.update_pages(1, &mut sequence.pages_mut()).unwrap();
-        }
-        slots.begin(&[DecodeRow { slot: 1, token: ids[position], position, draw: None }]).unwrap();
+        let row = slots.row(&mut sequence, ids[position], None).unwrap();
+        slots.begin(&[row]).unwrap();
         slots.finish().unwrap();
         for (got, want) in slots.logits(0).unwrap().iter().zip(&want[position * VOCAB..]) {
             worst = worst.max((f64::from(*got) - want).abs());
         }
         if sequence.advance() {
-            sequence.seal_page(&slots.gate_sums(1).unwrap());
+            slots.seal_page(&mut sequence).unwrap();
         }
     }
     worst
@@ -81,7 +76,10 @@ fn slots_match_forward_pass_for_every_option() {
     let mut grouped = ModelConfig::fox_pro(64, 2, 4);
     let mixer = grouped.mixer.forgetting_mut().unwrap();
     (mixer.kv_heads, mixer.window) = (2, Some(90));
+    let mut sinks = ModelConfig::fox_llama(32, 2, 2);
+    sinks.mixer.forgetting_mut().unwrap().sink = true;
     let configs = [
+        ("sinks", sinks),
         ("pro", ModelConfig::fox_pro(32, 2, 2)),
         ("llama", ModelConfig::fox_llama(32, 2, 2)),
         ("without gates", ModelConfig::transformer_pro(32, 2, 2)),
@@ -102,11 +100,13 @@ fn slots_reject_wrong_rows() {
     let policy = model.page_policy(None, 64).unwrap();
     let mut slots = model.open_slots(2, 64, &policy).unwrap().unwrap();
     let row = |slot| DecodeRow { slot, token: 0, position: 0, draw: None };
-    let error =
-        |slots: &mut SlotDecoder, rows: &[DecodeRow]| slots.begin(rows).unwrap_err().to_string();
+    let error = |slots: &mut Slots, rows: &[DecodeRow]| slots.begin(rows).unwrap_err().to_string();
     assert!(error(&mut slots, &[row(2)]).ends_with("slot 2 is out of range (2 slots)"));
     assert!(error(&mut slots, &[row(1), row(1)]).ends_with("two rows for slot 1"));
     assert!(error(&mut slots, &[DecodeRow { position: 5, ..row(0) }]).contains("position 5"));
-    assert!(slots.logits(9).is_err() && slots.gate_sums(2).is_err());
-    assert!(slots.enter(2, 0, &mut []).is_err() && slots.update_pages(2, &mut []).is_err());
+    assert!(slots.logits(9).is_err());
+    let mut own = slots.enter(model.new_paged_cache(&policy).unwrap()).unwrap();
+    let mut others = model.open_slots(1, 64, &policy).unwrap().unwrap();
+    let error = others.row(&mut own, 0, None).unwrap_err();
+    assert_eq!(error.to_string(), "the sequence is in a slot of another model");
 }

@@ -42,6 +42,37 @@ impl Axis {
         Axis { scale, low, high, from: 0.0, to: 1.0 }
     }
 
+    /// Widens the axis so that it ends at ticks: of a linear axis with the steps that widen it least, of a logarithmic
+    /// one at powers.
+    pub(super) fn ending_at_ticks(mut self) -> Self {
+        match self.scale {
+            Scale::Linear => {
+                let ends = |wanted: usize| {
+                    let step = self.step(wanted);
+                    // An end that is a tick but for rounding stays.
+                    let low = (self.low / step + 1e-6).floor() * step;
+                    (low, (self.high / step - 1e-6).ceil() * step)
+                };
+                let all = (4..=6).map(ends);
+                let width = |ends: &(f64, f64)| ends.1 - ends.0;
+                if let Some(ends) = all.min_by(|a, b| width(a).total_cmp(&width(b))) {
+                    (self.low, self.high) = ends;
+                }
+            }
+            Scale::Log2 | Scale::Log10 => {
+                let base: f64 = if self.scale == Scale::Log2 { 2.0 } else { 10.0 };
+                let power = |v: f64| v.ln() / base.ln();
+                let low = base.powf((power(self.low) + 0.02).floor());
+                let high = base.powf((power(self.high) - 0.02).ceil());
+                // Within a decade there are too few powers.
+                if high > low && (self.scale == Scale::Log2 || high / low > base) {
+                    (self.low, self.high) = (low.min(self.low), high.max(self.high));
+                }
+            }
+        }
+        self
+    }
+
     /// Widens the axis by a fraction of its length on both sides, so that lines do not touch the frame.
     pub(super) fn padded(mut self, fraction: f64) -> Self {
         let (low, high) = (self.forward(self.low), self.forward(self.high));
@@ -90,16 +121,18 @@ impl Axis {
         }
     }
 
-    fn linear_ticks(&self, wanted: usize) -> Vec<(f64, String)> {
+    /// The step of about `wanted` linear ticks.
+    fn step(&self, wanted: usize) -> f64 {
         let raw = (self.high - self.low) / wanted as f64;
         let power = 10f64.powf(raw.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0]
-            .into_iter()
-            .map(|m| m * power)
-            .find(|s| *s >= raw)
-            .unwrap_or(10.0 * power);
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|m| m * power);
+        steps.into_iter().find(|step| *step >= raw * (1.0 - 1e-9)).unwrap_or(10.0 * power)
+    }
+
+    fn linear_ticks(&self, wanted: usize) -> Vec<(f64, String)> {
+        let step = self.step(wanted);
         let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
-        let first = (self.low / step).ceil() as i64;
+        let first = (self.low / step - 1e-6).ceil() as i64;
         (first..)
             .map(|k| k as f64 * step)
             .take_while(|v| *v <= self.high + step * 1e-9)
@@ -112,8 +145,9 @@ impl Axis {
         let (first, last) =
             (exponent(self.low * 0.999).ceil() as i32, exponent(self.high * 1.001).floor() as i32);
         let every = ((last - first).max(0) as usize + 1).div_ceil(wanted) as i32;
+        // Both ends are ticks; one that is closer to the last than half of the distance is left out.
         (first..=last)
-            .filter(|k| k.rem_euclid(every) == 0)
+            .filter(|k| *k == last || ((k - first) % every == 0 && 2 * (last - k) >= every))
             .map(|k| {
                 let v = base.powi(k);
                 (v, label(v, if k < 0 { (-k).min(6) as usize } else { 0 }))
@@ -168,8 +202,33 @@ mod tests {
     #[test]
     fn drops_powers_that_do_not_fit() {
         assert_eq!(labels([512.0, 4096.0], Scale::Log2, 6), ["512", "1k", "2k", "4k"]);
-        assert_eq!(labels([1.0, 65536.0], Scale::Log2, 6), ["1", "8", "64", "512", "4k", "32k"]);
+        assert_eq!(
+            labels([1.0, 65536.0], Scale::Log2, 6),
+            ["1", "8", "64", "512", "4k", "64k"],
+            "the last power is a tick"
+        );
         assert_eq!(labels([0.01, 10.0], Scale::Log10, 6), ["0.01", "0.1", "1", "10"]);
+    }
+
+    #[test]
+    fn axes_can_end_at_ticks() {
+        let ends = |low: f64, high: f64, scale| {
+            let axis = Axis::around([low, high].into_iter(), scale).ending_at_ticks();
+            let ticks = axis.ticks(5);
+            (axis.low, axis.high, ticks[0].0, ticks[ticks.len() - 1].0)
+        };
+        for (low, high, scale) in [
+            (1.31, 1.52, Scale::Linear),
+            (-0.1, 0.17, Scale::Linear),
+            (34.0, 980.0, Scale::Log2),
+            (0.02, 7.0, Scale::Log10),
+        ] {
+            let (from, to, first, last) = ends(low, high, scale);
+            assert!(from <= low && high <= to, "{from} {to}");
+            assert!((first - from).abs() < 1e-9 && (last - to).abs() < 1e-9, "{first} {last}");
+        }
+        assert_eq!((ends(0.0, 1.0, Scale::Linear).0, ends(0.0, 1.0, Scale::Linear).1), (0.0, 1.0));
+        assert_eq!(ends(34.0, 980.0, Scale::Log2).1, 1024.0);
     }
 
     #[test]

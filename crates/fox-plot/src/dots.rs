@@ -3,7 +3,11 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::{Anchor, Scale, WIDTH, escape, n, open, segment, series_color, text, text_width};
+use super::layout::{self, ROW, shortened, text_width};
+use super::{Anchor, Scale, WIDTH, escape, n, open, segment, series_color, text};
+
+/// Width of the names of rows; the middle of longer ones is left out.
+const NAME_WIDTH: f64 = 190.0;
 
 /// One row of a dot plot.
 #[derive(Clone, Debug)]
@@ -38,49 +42,60 @@ pub struct DotPlot {
 impl DotPlot {
     /// The SVG fragment.
     pub fn fragment(&self) -> String {
-        let longest = self.rows.iter().map(|r| text_width(&r.name)).fold(20.0, f64::max);
-        let (left, right) = (longest.min(190.0) + 12.0, WIDTH - 18.0);
-        let legend = if self.legend.is_empty() { 0.0 } else { 18.0 };
-        // Labels of marks are above the frame.
-        let names = if self.marks.is_empty() { 0.0 } else { 14.0 };
-        let top = 28.0 + legend + names;
-        let height = if self.rows.len() > 24 { 13.0 } else { 19.0 };
-        let bottom = top + height * self.rows.len() as f64 + 4.0;
+        let names: Vec<String> =
+            self.rows.iter().map(|row| shortened(&row.name, NAME_WIDTH)).collect();
+        let longest = names.iter().map(|name| text_width(name)).fold(20.0, f64::max);
+        let (left, right) = (longest + 14.0, WIDTH - 18.0);
+        let title = layout::title_lines(&self.title, left);
+        let entries: Vec<f64> =
+            self.legend.iter().map(|(name, _)| 32.0 + text_width(name)).collect();
+        let legend = layout::rows_of(&entries, right - left);
         let values = self.rows.iter().flat_map(|r| {
             let (low, high) = r.spread.unwrap_or((r.value, r.value));
             [r.value, low, high]
         });
         let values = values.chain(self.marks.iter().map(|m| m.0));
-        let x = Axis::around(values, self.x_scale).padded(0.03).placed(left, right);
+        let x = Axis::around(values, self.x_scale).padded(0.01).ending_at_ticks();
+        let x = x.placed(left, right);
+        let marks: Vec<(f64, &str)> = self
+            .marks
+            .iter()
+            .filter_map(|(value, label)| Some((x.place(*value)?, label.as_str())))
+            .collect();
+        let labels = layout::mark_labels(&marks, left, right);
+        let label_rows = labels.iter().map(|label| label.1 + 1).max().unwrap_or(0);
+        let legend_top = 31.0 + layout::title_extra(&title);
+        let top = legend_top - 3.0 + ROW * legend.len() as f64 + 14.0 * label_rows as f64;
+        let height = if self.rows.len() > 24 { 13.0 } else { 19.0 };
+        let bottom = top + height * self.rows.len() as f64 + 4.0;
 
         let mut svg = open(bottom + 42.0, &self.title);
-        text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
-        let mut at = left;
-        for (name, color) in &self.legend {
-            let _ = write!(
-                svg,
-                "<circle cx=\"{}\" cy=\"31\" r=\"4.5\" style=\"fill:{}\"/>",
-                n(at + 5.0),
-                series_color(*color)
-            );
-            text(&mut svg, (at + 14.0, 35.0), Anchor::Start, "", name);
-            at += 28.0 + text_width(name);
+        layout::title(&mut svg, left, &title);
+        for (r, row) in legend.iter().enumerate() {
+            let (mut at, y) = (left, legend_top + ROW * r as f64);
+            for &i in row {
+                let (name, color) = &self.legend[i];
+                let _ = write!(
+                    svg,
+                    "<circle cx=\"{}\" cy=\"{}\" r=\"4.5\" style=\"fill:{}\"/>",
+                    n(at + 5.0),
+                    n(y),
+                    series_color(*color)
+                );
+                text(&mut svg, (at + 14.0, y + 4.0), Anchor::Start, "", name);
+                at += entries[i];
+            }
         }
-        for (value, label) in x.ticks(6) {
-            let Some(at) = x.place(value) else { continue };
-            segment(&mut svg, "grid", (at, top), (at, bottom));
-            text(&mut svg, (at, bottom + 16.0), Anchor::Middle, "dim", &label);
-        }
-        for (value, label) in &self.marks {
-            let Some(at) = x.place(*value) else { continue };
-            segment(&mut svg, "mark", (at, top), (at, bottom));
-            let half = text_width(label) / 2.0;
-            let at = at.clamp(left + half, right - half);
-            text(&mut svg, (at, top - 4.0), Anchor::Middle, "dim", label);
+        layout::x_ticks(&mut svg, &x, (top, bottom));
+        for ((at, label), (center, row)) in marks.iter().zip(labels) {
+            segment(&mut svg, "mark", (*at, top), (*at, bottom));
+            let y = top - 4.0 - 14.0 * row as f64;
+            text(&mut svg, (center, y), Anchor::Middle, "dim", label);
         }
         for (i, row) in self.rows.iter().enumerate() {
             let y = top + height * (i as f64 + 0.5) + 2.0;
-            dot(&mut svg, row, &x, left, y);
+            text(&mut svg, (left - 8.0, y + 4.0), Anchor::End, "dim", &names[i]);
+            dot(&mut svg, row, &x, y);
         }
         text(&mut svg, ((left + right) / 2.0, bottom + 34.0), Anchor::Middle, "", &self.x_label);
         svg.push_str("</svg>");
@@ -88,8 +103,7 @@ impl DotPlot {
     }
 }
 
-fn dot(svg: &mut String, row: &DotRow, x: &Axis, left: f64, y: f64) {
-    text(svg, (left - 8.0, y + 4.0), Anchor::End, "dim", &row.name);
+fn dot(svg: &mut String, row: &DotRow, x: &Axis, y: f64) {
     let color = series_color(row.color);
     if let Some((Some(low), Some(high))) = row.spread.map(|(a, b)| (x.place(a), x.place(b))) {
         let _ = write!(

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::color::{hex, ink_on, sequential};
-use super::{Anchor, WIDTH, escape, n, open, text, text_width};
+use super::layout::{self, shortened, text_width};
+use super::{Anchor, WIDTH, escape, n, open, text};
 
 /// A heat map of `rows.len() * cols.len()` cells.
 #[derive(Clone, Debug)]
@@ -31,18 +32,28 @@ impl HeatMap {
     pub fn fragment(&self) -> String {
         // Long row names are placed above their cells.
         let above = self.rows.iter().any(|name| text_width(name) > 52.0);
-        let (left, top, right) = (if above { 12.0 } else { 64.0 }, 28.0, WIDTH - 12.0);
+        let left = match above {
+            true if self.y_label.is_empty() => 12.0,
+            true => 30.0,
+            false => 64.0,
+        };
+        let right = WIDTH - 12.0;
+        let title = layout::title_lines(&self.title, left);
+        let top = 28.0 + layout::title_extra(&title);
         let width = (right - left) / self.cols.len().max(1) as f64;
         let (name_height, height) = (if above { 18.0 } else { 0.0 }, 34.0);
         let bottom = top + (name_height + height) * self.rows.len() as f64;
         let lines = self.cols.iter().map(|name| name.lines().count()).max().unwrap_or(1).max(1);
         let below = bottom + 16.0 * lines as f64;
         let mut svg = open(below + 24.0, &self.title);
-        text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
+        layout::title(&mut svg, left, &title);
         for (r, name) in self.rows.iter().enumerate() {
             let y = top + (name_height + height) * r as f64 + name_height;
             match above {
-                true => text(&mut svg, (left, y - 5.0), Anchor::Start, "dim", name),
+                true => {
+                    let name = shortened(name, right - left);
+                    text(&mut svg, (left, y - 5.0), Anchor::Start, "dim", &name);
+                }
                 false => {
                     text(&mut svg, (left - 8.0, y + height / 2.0 + 4.0), Anchor::End, "dim", name)
                 }
@@ -52,7 +63,10 @@ impl HeatMap {
                 self.cell(&mut svg, (left + width * c as f64, y), (width, height), (r, c), value);
             }
         }
-        for (c, name) in self.cols.iter().enumerate() {
+        // Where the names of columns would touch, some are left out.
+        let longest = self.cols.iter().flat_map(|name| name.lines()).map(text_width);
+        let every = ((longest.fold(0.0, f64::max) + 6.0) / width).ceil().max(1.0) as usize;
+        for (c, name) in self.cols.iter().enumerate().step_by(every) {
             let x = left + width * (c as f64 + 0.5);
             for (line, part) in name.lines().enumerate() {
                 let y = bottom + 16.0 * (line + 1) as f64;

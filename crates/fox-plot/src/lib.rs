@@ -19,6 +19,7 @@ mod color;
 mod dots;
 mod heat;
 mod image;
+mod layout;
 mod line;
 mod png;
 
@@ -29,7 +30,7 @@ pub use color::{Rgb, ink_on, sequential};
 pub use dots::{DotPlot, DotRow};
 pub use heat::HeatMap;
 pub use image::{Image, MatrixImage};
-pub use line::{LineChart, Series, VerticalMark};
+pub use line::{LineChart, Series, VerticalMark, learning_range};
 
 /// Width of every chart in user units, about pixels on a phone.
 pub const WIDTH: f64 = 460.0;
@@ -116,12 +117,13 @@ fn n(value: f64) -> String {
     if text == "-0" { "0".into() } else { text }
 }
 
-/// Opens an `<svg>` of this height with a label for screen readers.
+/// Opens an `<svg>` of this height with a label for screen readers. Its size is what a document shows that does not
+/// scale it, such as a paper; the style of a page overrides it.
 fn open(height: f64, name: &str) -> String {
+    let (width, height) = (n(WIDTH), n(height));
     format!(
-        "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">",
-        n(WIDTH),
-        n(height),
+        "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">",
         escape(name)
     )
 }
@@ -159,11 +161,6 @@ fn segment(svg: &mut String, class: &str, from: (f64, f64), to: (f64, f64)) {
         n(to.0),
         n(to.1)
     );
-}
-
-/// The approximate width of a text in user units.
-fn text_width(content: &str) -> f64 {
-    content.chars().count() as f64 * 6.7
 }
 
 #[cfg(test)]

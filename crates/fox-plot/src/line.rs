@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::{
-    Anchor, COLORS, Scale, WIDTH, escape, n, open, segment, series_color, text, text_width,
-};
+use super::layout::{self, ROW, shortened, text_width};
+use super::{Anchor, COLORS, Scale, WIDTH, escape, n, open, segment, series_color, text};
 
 /// One series.
 #[derive(Clone, Debug, Default)]
@@ -87,40 +86,57 @@ impl LineChart {
 
     /// The SVG fragment.
     pub fn fragment(&self) -> String {
-        let (left, right) = (56.0, WIDTH - 12.0);
-        let legend_rows = self.legend_rows(right - left);
-        let top = 30.0 + 18.0 * legend_rows.len() as f64;
-        let bottom = top + 220.0;
-        let x = Axis::around(self.xs(), self.x_scale).placed(left, right);
+        let right = WIDTH - 14.0;
         let y = match self.y_range {
             Some((low, high)) => Axis::around([low, high].into_iter(), self.y_scale),
-            None => Axis::around(self.ys(), self.y_scale).padded(0.05),
-        }
-        .placed(bottom, top);
+            None => Axis::around(self.ys(), self.y_scale).padded(0.02),
+        };
+        let y = y.ending_at_ticks();
+        let y_ticks = y.ticks(5);
+        let longest = y_ticks.iter().map(|tick| text_width(&tick.1)).fold(0.0, f64::max);
+        let left = (longest + 30.0).max(56.0);
+        let x = Axis::around(self.xs(), self.x_scale);
+        // Points of a linear axis, such as training steps, end where they end.
+        let x = if self.x_scale == Scale::Linear { x } else { x.ending_at_ticks() };
+        let x = x.placed(left, right);
+
+        let title = layout::title_lines(&self.title, left);
+        let legend = self.legend_rows(right - left);
+        let marks: Vec<(f64, &str)> = self
+            .marks
+            .iter()
+            .filter_map(|mark| Some((x.place(mark.x)?, mark.label.as_str())))
+            .collect();
+        let labels = layout::mark_labels(&marks, left, right);
+        let label_rows = labels.iter().map(|label| label.1 + 1).max().unwrap_or(0);
+        let legend_top = 35.0 + layout::title_extra(&title);
+        let top = legend_top - 5.0 + ROW * legend.len() as f64 + 15.0 * label_rows as f64;
+        let bottom = top + 220.0;
+        let y = y.placed(bottom, top);
 
         let mut svg = open(bottom + 42.0, &self.title);
-        text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
-        self.legend(&mut svg, left, &legend_rows);
-        for (value, label) in y.ticks(5) {
-            let Some(at) = y.place(value) else { continue };
+        layout::title(&mut svg, left, &title);
+        self.legend(&mut svg, (left, legend_top), right - left, &legend);
+        for (value, label) in &y_ticks {
+            let Some(at) = y.place(*value) else { continue };
             segment(&mut svg, "grid", (left, at), (right, at));
-            text(&mut svg, (left - 6.0, at + 4.0), Anchor::End, "dim", &label);
+            text(&mut svg, (left - 6.0, at + 4.0), Anchor::End, "dim", label);
         }
-        for (value, label) in x.ticks(6) {
-            let Some(at) = x.place(value) else { continue };
-            segment(&mut svg, "grid", (at, top), (at, bottom));
-            text(&mut svg, (at, bottom + 16.0), Anchor::Middle, "dim", &label);
-        }
+        layout::x_ticks(&mut svg, &x, (top, bottom));
         segment(&mut svg, "axis", (left, bottom), (right, bottom));
-        self.marks(&mut svg, &x, (top, bottom), right);
+        for ((at, label), (center, row)) in marks.iter().zip(labels) {
+            segment(&mut svg, "mark", (*at, top), (*at, bottom));
+            let above = top - 5.0 - 15.0 * row as f64;
+            text(&mut svg, (center, above), Anchor::Middle, "dim", label);
+        }
         let clip = format!("clip-{:x}", fingerprint(&self.title));
         let _ = write!(
             svg,
             "<clipPath id=\"{clip}\"><rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/></clipPath><g clip-path=\"url(#{clip})\">",
-            n(left),
-            n(top),
-            n(right - left),
-            n(bottom - top)
+            n(left - 1.5),
+            n(top - 1.5),
+            n(right - left + 3.0),
+            n(bottom - top + 3.0)
         );
         for series in &self.series {
             band(&mut svg, series, &x, &y);
@@ -146,28 +162,24 @@ impl LineChart {
         })
     }
 
-    /// The entries of the legend, wrapped into rows that fit.
+    /// The entries of the legend as indices of series, wrapped into rows that fit.
     fn legend_rows(&self, width: f64) -> Vec<Vec<usize>> {
-        let mut rows: Vec<Vec<usize>> = Vec::new();
-        let mut used = f64::INFINITY;
-        for (i, series) in self.series.iter().enumerate().filter(|(_, s)| !s.name.is_empty()) {
-            let needed = 40.0 + text_width(&series.name);
-            match rows.last_mut() {
-                Some(row) if used + needed <= width => row.push(i),
-                _ => {
-                    used = 0.0;
-                    rows.push(vec![i]);
-                }
-            }
-            used += needed;
-        }
-        rows
+        let named: Vec<usize> =
+            (0..self.series.len()).filter(|i| !self.series[*i].name.is_empty()).collect();
+        let widths: Vec<f64> = named.iter().map(|i| self.entry_width(*i, width)).collect();
+        let rows = layout::rows_of(&widths, width);
+        rows.into_iter().map(|row| row.into_iter().map(|i| named[i]).collect()).collect()
     }
 
-    fn legend(&self, svg: &mut String, left: f64, rows: &[Vec<usize>]) {
+    fn entry_width(&self, series: usize, width: f64) -> f64 {
+        42.0 + text_width(&shortened(&self.series[series].name, width - 42.0))
+    }
+
+    fn legend(&self, svg: &mut String, (left, top): (f64, f64), width: f64, rows: &[Vec<usize>]) {
         for (r, row) in rows.iter().enumerate() {
-            let (mut at, y) = (left, 35.0 + 18.0 * r as f64);
-            for series in row.iter().map(|&i| &self.series[i]) {
+            let (mut at, y) = (left, top + ROW * r as f64);
+            for &i in row {
+                let series = &self.series[i];
                 let _ = write!(
                     svg,
                     "<line class=\"line\" x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" style=\"stroke:{}{}\"/>",
@@ -178,22 +190,34 @@ impl LineChart {
                     series_color(series.color),
                     dash(series),
                 );
-                text(svg, (at + 26.0, y), Anchor::Start, "", &series.name);
-                at += 40.0 + text_width(&series.name);
+                let name = shortened(&series.name, width - 42.0);
+                text(svg, (at + 26.0, y), Anchor::Start, "", &name);
+                at += self.entry_width(i, width);
             }
         }
     }
+}
 
-    fn marks(&self, svg: &mut String, x: &Axis, (top, bottom): (f64, f64), right: f64) {
-        for mark in &self.marks {
-            let Some(at) = x.place(mark.x) else { continue };
-            segment(svg, "mark", (at, top), (at, bottom));
-            let fits = at + 5.0 + text_width(&mark.label) < right;
-            let (place, anchor) =
-                if fits { (at + 5.0, Anchor::Start) } else { (at - 5.0, Anchor::End) };
-            text(svg, (place, top + 12.0), anchor, "dim", &mark.label);
+/// A range of the y axis for learning curves that neither the high losses of the first steps nor a run that diverges
+/// stretch: from the lowest value to the 95% quantile of all values after the first tenth of each curve.
+pub fn learning_range<'a>(
+    curves: impl IntoIterator<Item = &'a [(f64, f64)]>,
+) -> Option<(f64, f64)> {
+    let (mut late, mut low) = (Vec::new(), f64::INFINITY);
+    for curve in curves {
+        let (Some(first), Some(last)) = (curve.first(), curve.last()) else { continue };
+        let start = first.0 + 0.1 * (last.0 - first.0);
+        for (x, y) in curve.iter().filter(|point| point.1.is_finite()) {
+            low = low.min(*y);
+            if *x >= start {
+                late.push(*y);
+            }
         }
     }
+    late.sort_by(f64::total_cmp);
+    let high = *late.get((0.95 * late.len() as f64) as usize)?;
+    let pad = 0.05 * (high - low).max(0.01);
+    Some((low - pad, high + pad))
 }
 
 fn dash(series: &Series) -> &'static str {
@@ -281,7 +305,7 @@ mod tests {
         // The legend's sample and the line, interrupted at the missing value.
         assert_eq!(svg.matches("class=\"line\"").count(), 2);
         assert!(svg.contains("d=\"M56 "), "{svg}");
-        assert!(svg.contains("M448 "), "{svg}");
+        assert!(svg.contains("M446 "), "{svg}");
     }
 
     #[test]
@@ -294,6 +318,30 @@ mod tests {
         let styles: std::collections::HashSet<_> = chart.series.iter().map(style).collect();
         assert_eq!(styles.len(), 2 * COLORS);
         assert!(!chart.series[COLORS - 1].dashed && chart.series[COLORS].dashed);
+    }
+
+    #[test]
+    fn labels_of_marks_are_above_the_frame() {
+        let svg = chart().fragment();
+        let height = |part: &str, attribute: &str| -> f64 {
+            let at = svg.find(part).unwrap();
+            let start = svg[..at].rfind('<').unwrap();
+            let value = svg[start..].split(&format!("{attribute}=\"")).nth(1).unwrap();
+            value.split('"').next().unwrap().parse().unwrap()
+        };
+        assert!(height(">training length<", "y") < height("class=\"mark\"", "y1"));
+        assert!(height(">FoX</text>", "y") < height(">training length<", "y"), "{svg}");
+    }
+
+    #[test]
+    fn learning_range_ignores_first_steps() {
+        let mut falling: Vec<(f64, f64)> = (0..200).map(|i| (f64::from(i), 2.0)).collect();
+        falling[0].1 = 1000.0;
+        let mut diverges = falling.clone();
+        diverges[199].1 = 1e9;
+        let (low, high) = learning_range([&falling[..], &diverges[..]]).unwrap();
+        assert!(low < 2.0 && high < 2.1, "{low} {high}");
+        assert_eq!(learning_range([]), None);
     }
 
     #[test]

@@ -52,6 +52,7 @@ fn metrics_count_requests() {
     wait_for("it is over", || server.engine.stats().finished == 1);
     let reply = get(server.address, "/metrics").unwrap();
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4"));
+    assert_eq!(reply.header("content-length"), Some(reply.body.len().to_string().as_str()));
     let text = reply.text();
     for line in [
         r#"fox_http_responses_total{path="/v1/completions",status="200"} 1"#,

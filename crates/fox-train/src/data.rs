@@ -121,7 +121,7 @@ impl RunData {
                 &recipe.name,
                 "data.tokenizer",
                 format!(
-                    "is {}, but the embedded corpus has its own; give prepared data with --data",
+                    "is {}, but the embedded corpus has its own; give prepared data (data.path)",
                     wanted.identity().name
                 ),
             ));
@@ -139,6 +139,11 @@ impl RunData {
             ..LoaderConfig::new(recipe.data.sequence_length, recipe.training.batch)
         };
         Ok(Loader::new(self.train.clone(), config)?)
+    }
+
+    /// Tokens of all training sequences, each once; the remainder that fills no batch is left out.
+    pub fn epoch_tokens(&self, recipe: &Recipe) -> Result<u64> {
+        Ok(self.loader(recipe)?.batches_per_epoch() * recipe.tokens_per_step())
     }
 
     /// The evaluation on held-out data, when there are any and the recipe wants it.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use fox_base::FileError;
+use fox_base::{FileError, Setting};
 
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -30,7 +30,7 @@ pub enum Error {
         recomputed: Option<f64>,
     },
     /// A recipe that is neither a file nor built in.
-    #[error("`{name}` is neither a file nor a built-in recipe; {}", nearest_or_list(nearest))]
+    #[error("`{name}` is neither a file nor a built-in recipe{}", hint(nearest))]
     UnknownRecipe {
         /// What was asked for.
         name: String,
@@ -38,7 +38,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A `+variant` that is not known.
-    #[error("unknown variant `{name}`; {}", nearest_or_list(nearest))]
+    #[error("unknown variant `{name}`{}", hint(nearest))]
     UnknownVariant {
         /// What was asked for.
         name: String,
@@ -105,7 +105,7 @@ pub enum Error {
     },
     /// A checkpoint that another process writes or reads and this one does not see.
     #[error(
-        "rank {rank} does not find {}, which rank 0 has; give all ranks the same --out on a file system that they share",
+        "rank {rank} does not find {}, which rank 0 has; give all ranks the same run folder on a file system that they share",
         path.display()
     )]
     NotShared {
@@ -116,7 +116,7 @@ pub enum Error {
     },
     /// A run folder that belongs to another run.
     #[error(
-        "{} holds another run ({detail}); choose another --out or remove that folder",
+        "{} holds another run ({detail}); remove that folder or choose another one",
         path.display()
     )]
     DifferentRun {
@@ -126,7 +126,7 @@ pub enum Error {
         detail: String,
     },
     /// A folder with something else in it.
-    #[error("{} is not empty and holds no run of fox; choose another --out", path.display())]
+    #[error("{} is not empty and holds no run of fox; choose another folder", path.display())]
     NotARun {
         /// The folder.
         path: PathBuf,
@@ -141,7 +141,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A folder without a run.
-    #[error("{} holds no run of fox; give the --out folder of `fox train`", path.display())]
+    #[error("{} holds no run of fox; give the folder of a training run", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Another process trains in this folder.
-    #[error("another process is training in {}; wait for it or choose another --out", path.display())]
+    #[error("another process is training in {}; wait for it or choose another folder", path.display())]
     Locked {
         /// The folder.
         path: PathBuf,
@@ -270,6 +270,19 @@ impl Error {
         move |source| named(source).into()
     }
 
+    /// The setting that would have to change, for callers that name it differently.
+    pub fn setting(&self) -> Option<Setting> {
+        match self {
+            Error::UnknownRecipe { .. } | Error::UnknownVariant { .. } => Some(Setting::Recipe),
+            Error::NotShared { .. }
+            | Error::DifferentRun { .. }
+            | Error::NotARun { .. }
+            | Error::NoRun { .. }
+            | Error::Locked { .. } => Some(Setting::RunFolder),
+            _ => None,
+        }
+    }
+
     /// Shorthand for [`Error::BadValue`].
     pub(crate) fn value(origin: &str, key: &str, detail: impl Into<String>) -> Self {
         Self::BadValue { origin: origin.into(), key: key.into(), detail: detail.into() }
@@ -280,13 +293,6 @@ fn recompute_hint(needed: &Option<f64>) -> String {
     needed.map_or_else(String::new, |gib| {
         format!(" or set training.recompute=true, which needs about {gib:.1} GiB")
     })
-}
-
-fn nearest_or_list(nearest: &Option<String>) -> String {
-    match nearest {
-        Some(name) => format!("did you mean `{name}`? (`fox train --list` shows all)"),
-        None => "`fox train --list` shows all".into(),
-    }
 }
 
 fn hint(nearest: &Option<String>) -> String {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fox_data::{Dataset, DocumentChunk, DocumentChunks, IGNORED_LABEL};
+use fox_data::{Dataset, DocumentChunk, DocumentChunks, IGNORED_LABEL, Tokenizer};
 use fox_dist::Group;
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape};
@@ -79,6 +79,27 @@ impl Evaluator {
             return Err(Error::HeldOutTooShort { length, longest: data.lengths().longest() });
         }
         Ok(Evaluator { data, chunks, length, rows: rows.max(1) })
+    }
+
+    /// Bytes of text per token of the sequences; `None` for data that are not text or not predicted throughout.
+    pub fn bytes_per_token(&self, tokenizer: &Tokenizer) -> Result<Option<f64>> {
+        if matches!(tokenizer, Tokenizer::Synthetic(_)) {
+            return Ok(None);
+        }
+        let (mut ids, mut labelled) = (vec![0; self.length], vec![true; self.length]);
+        let mut bytes = 0;
+        for chunk in &self.chunks {
+            self.data.read_labelled(chunk.document, chunk.start, &mut ids, &mut labelled)?;
+            if labelled.contains(&false) {
+                return Ok(None);
+            }
+            bytes += match tokenizer {
+                // Exact where a sequence begins or ends inside of a character.
+                Tokenizer::Bytes(_) => ids.iter().filter(|id| **id < 256).count(),
+                _ => tokenizer.decode(&ids)?.len(),
+            };
+        }
+        Ok(Some(bytes as f64 / (self.chunks.len() * self.length) as f64).filter(|x| *x > 0.0))
     }
 
     /// The loss of a model.

@@ -98,6 +98,15 @@ mod tests {
     use crate::recipe;
 
     #[test]
+    fn estimates_allow_for_fragmentation() {
+        let recipe = recipe::load("tiny-fox-pro", &[]).unwrap();
+        let config = recipe.model_config(261).unwrap();
+        let (kept, recomputed) = step_bytes(&recipe, &config, 1, false).unwrap();
+        let found = estimates(&recipe, &config, &fox_cpu::device(), 1).unwrap();
+        assert_eq!(found, (1.05 * kept, 1.05 * recomputed));
+    }
+
+    #[test]
     fn memory_shrinks_with_processes() {
         let bytes = |set: &[&str], ranks: usize| {
             let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();

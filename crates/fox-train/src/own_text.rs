@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fox_data::{
-    Corpus, CorpusOptions, HeldOut, MemoryDataset, PrepareOptions, Split, Tokenizer, Verify,
-    open_dataset,
+    Corpus, CorpusOptions, DocumentLengths, HeldOut, Layout, MemoryDataset, PrepareOptions, Split,
+    Tokenizer, Verify, open_dataset,
 };
 
 use crate::data::RunData;
@@ -20,18 +20,20 @@ const OF_MANY: f64 = 0.01;
 /// Beyond this many bytes, tokens of several bytes are worth their larger vocabulary.
 const BYTES_UP_TO: u64 = 200 << 20;
 /// Most epochs over a text, and the shortest sequences that are worth training on.
-const PASSES: u64 = 20;
+const EPOCHS: u64 = 10;
 const SHORTEST: u64 = 64;
+/// Fewest steps of a run: at these budgets more and smaller steps learn more from the same tokens.
+const STEPS: u64 = 1000;
+/// Documents are concatenated when sequences inside of them would hold less than this fraction of the tokens.
+const FULL_WINDOWS: f64 = 0.95;
 /// Bytes of a text that a sample reads.
 const SAMPLE_BYTES: u64 = 4 << 20;
 
 /// Whether a path is text: a file or a folder of texts, and not prepared data.
 pub fn is_text(path: &Path) -> bool {
-    let prepared = ["index.json", ".zarray", "zarr.json", "train.zarr", "heldout.zarr"];
-    path.is_file()
-        || path.is_dir()
-            && !prepared.iter().any(|name| path.join(name).exists())
-            && Corpus::open(path, CorpusOptions::default()).is_ok()
+    let prepared =
+        ["index.json", "prepare.json", ".zarray", "zarr.json", "train.zarr", "heldout.zarr"];
+    path.is_file() || path.is_dir() && !prepared.iter().any(|name| path.join(name).exists())
 }
 
 /// Options to prepare a text in the folder `data`, with the tokenizer that is named or one that fits its size.
@@ -116,9 +118,8 @@ pub struct RecipeChoice {
 pub fn choose(data: &Path, on_gpu: bool) -> Result<RecipeChoice> {
     let train = open_dataset(data, Split::Train, None, Verify::Structure)?;
     let held_out = open_dataset(data, Split::HeldOut, None, Verify::Structure).ok();
-    let longest = held_out.map_or(u64::MAX, |data| data.lengths().longest());
-    let longest = longest.min(train.lengths().longest());
-    choose_for(data, train.lengths().tokens(), longest, on_gpu)
+    let held_out = held_out.map_or(u64::MAX, |data| data.lengths().longest());
+    choose_for(data, train.lengths(), train.lengths().tokens(), held_out, on_gpu)
 }
 
 /// [`choose`] for a text that is not prepared yet.
@@ -126,51 +127,87 @@ pub fn choose(data: &Path, on_gpu: bool) -> Result<RecipeChoice> {
 /// # Errors
 /// A text that is too short.
 pub fn choose_for_text(text: &Path, sample: &TextSample, on_gpu: bool) -> Result<RecipeChoice> {
-    let longest = sample.data.train.lengths().longest();
-    choose_for(text, sample.tokens, (longest as f64 * OF_EACH) as u64, on_gpu)
+    let lengths = sample.data.train.lengths();
+    let held_out = (lengths.longest() as f64 * OF_EACH) as u64;
+    choose_for(text, lengths, sample.tokens, held_out, on_gpu)
 }
 
-/// The recipe for this many tokens in documents of at most this length.
-fn choose_for(data: &Path, tokens: u64, longest: u64, on_gpu: bool) -> Result<RecipeChoice> {
-    let name = match (on_gpu, tokens) {
-        (true, 1_000_000_000..) => "fox-pro-125m",
-        (true, 2_000_000..) => "fox-pro-26m",
-        (true, _) => "fox-pro-1m",
-        (false, 1_000_000..) => "books-small",
-        (false, _) => "tiny-fox-pro",
+/// The recipe for `tokens` tokens in documents of these lengths, when the longest held-out document has `held_out`.
+fn choose_for(
+    data: &Path,
+    lengths: &DocumentLengths,
+    tokens: u64,
+    held_out: u64,
+    on_gpu: bool,
+) -> Result<RecipeChoice> {
+    // Beside the recipe, the most tokens of it that are read without being asked for: some ten minutes.
+    let (name, limit) = match (on_gpu, tokens) {
+        (true, 1_000_000_000..) => ("fox-pro-125m", 0),
+        (true, 2_000_000..) => ("fox-pro-26m", 500_000_000),
+        (true, _) => ("fox-pro-1m", 0),
+        (false, 1_000_000..) => ("books-small", 4_000_000),
+        (false, _) => ("tiny-fox-pro", 0),
     };
     let usual = recipe::load(name, &[])?;
     let mut overrides = Vec::new();
-    let mut length = usual.data.sequence_length as u64;
+    let usual_length = usual.data.sequence_length as u64;
+    // Short documents are concatenated, so that none of them is dropped.
+    let packed = lengths.documents() > 1
+        && lengths.in_windows(usual_length) < FULL_WINDOWS * lengths.tokens() as f64;
+    let mut length = usual_length;
+    let longest = if packed { lengths.tokens() } else { lengths.longest().min(held_out) };
     while length > longest {
         length /= 2;
     }
     if length < SHORTEST {
-        let least = PASSES * SHORTEST / 1000 + 1;
+        let least = (SHORTEST as f64 / OF_EACH / 1000.0) as u64 + 1;
         return Err(Error::TooShort { path: data.to_path_buf(), tokens, least });
     }
-    if length < usual.data.sequence_length as u64 {
+    if packed && usual.data.layout != Layout::Packed {
+        overrides.push("data.layout=packed".into());
+    }
+    if length < usual_length {
         overrides.push(format!("data.sequence_length={length}"));
+    }
+    if name == "books-small" {
+        // More heads have more of the decay times between one token and the sequence length.
+        overrides.push("model.num_heads=8".into());
     }
     if usual.training.gate_init == GateInit::Published {
         overrides.push("training.gate_init=spread".into());
     }
-    let seen = usual.training.tokens.min(PASSES * tokens);
-    if seen < usual.training.tokens {
+    // All of the text where time allows, and several epochs of a short one.
+    let seen = usual.training.tokens.max(tokens.min(limit)).min(EPOCHS * tokens).max(1);
+    if seen != usual.training.tokens {
         overrides.push(format!("training.tokens={seen}"));
     }
-    if usual.schedule.warmup_tokens > seen / 10 {
-        overrides.push(format!("schedule.warmup_tokens={}", seen / 10));
+    let batch = batch_for(seen, length, usual.training.batch);
+    if batch != usual.training.batch {
+        overrides.push(format!("training.batch={batch}"));
+    }
+    if batch == 1 {
+        // Gradients of a single sequence are noisier.
+        overrides.push(format!("optimizer.peak_lr={}", 0.75 * usual.optimizer.peak_lr));
     }
     Ok(RecipeChoice { name, overrides, tokens })
+}
+
+/// Sequences in a step, at most those of the recipe: halved until a run of `tokens` has [`STEPS`] steps.
+fn batch_for(tokens: u64, length: u64, usual: usize) -> usize {
+    let mut batch = usual;
+    while batch > 1 && tokens < STEPS * length * batch as u64 {
+        batch /= 2;
+    }
+    batch
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn chosen(tokens: u64, longest: u64, on_gpu: bool) -> Result<RecipeChoice> {
-        choose_for(Path::new("my.txt"), tokens, longest, on_gpu)
+    fn chosen(document: u64, documents: u64, on_gpu: bool) -> Result<RecipeChoice> {
+        let lengths = DocumentLengths::Uniform { documents, len: document };
+        choose_for(Path::new("my.txt"), &lengths, lengths.tokens(), document / 20, on_gpu)
     }
 
     #[test]
@@ -179,22 +216,44 @@ mod tests {
         for (tokens, on_gpu) in
             [(20_000, false), (1 << 30, false), (20_000, true), (10_000_000, true), (1 << 32, true)]
         {
-            let choice = chosen(tokens, tokens / 20, on_gpu).unwrap();
+            let choice = chosen(tokens, 1, on_gpu).unwrap();
             let recipe = recipe::load(choice.name, &choice.overrides).unwrap();
-            assert!(recipe.training.tokens <= PASSES * tokens, "{choice:?}");
+            assert!(recipe.training.tokens <= EPOCHS * tokens, "{choice:?}");
             sizes.push(recipe.model_config(257).unwrap().param_specs().len());
         }
         assert!(sizes[0] < sizes[1] && sizes[2] < sizes[3] && sizes[3] < sizes[4], "{sizes:?}");
     }
 
     #[test]
+    fn whole_text_is_read_in_many_steps() {
+        for (tokens, seen) in [(1_200_000, 1_500_000), (3_000_000, 3_000_000), (1 << 30, 4_000_000)]
+        {
+            let choice = chosen(tokens, 1, false).unwrap();
+            let recipe = recipe::load(choice.name, &choice.overrides).unwrap();
+            assert_eq!((choice.name, recipe.training.tokens), ("books-small", seen));
+            assert!((STEPS..3 * STEPS).contains(&recipe.steps()), "{choice:?}");
+            assert_eq!(recipe.training.gate_init, GateInit::Spread);
+        }
+        // A short text is read several times, with a shorter warm-up.
+        let choice = chosen(40_000, 1, false).unwrap();
+        let recipe = recipe::load(choice.name, &choice.overrides).unwrap();
+        assert_eq!(recipe.training.tokens, EPOCHS * 40_000);
+        assert!(recipe.schedule.warmup_tokens < recipe.training.tokens / 10, "{recipe:?}");
+    }
+
+    #[test]
     fn sequences_fit_into_the_documents() {
-        let choice = chosen(5_000_000, 300, false).unwrap();
-        assert_eq!(choice.overrides, ["data.sequence_length=256"]);
-        let error = chosen(5_000_000, 63, false).unwrap_err().to_string();
+        // A document of 6,000 tokens, of which 300 are held out.
+        let choice = chosen(6_000, 1, false).unwrap();
+        assert!(choice.overrides.contains(&"data.sequence_length=256".into()), "{choice:?}");
+        // Documents of 700 tokens would lose a third of their tokens in sequences of 512.
+        let choice = chosen(700, 1_000, false).unwrap();
+        assert!(choice.overrides.contains(&"data.layout=packed".into()), "{choice:?}");
+        assert!(!choice.overrides.iter().any(|o| o.starts_with("data.seq")), "{choice:?}");
+        let error = chosen(1_000, 1, false).unwrap_err().to_string();
         assert_eq!(
             error,
-            "my.txt has 5000000 tokens, too few to learn from; give it at least 2 kB of text"
+            "my.txt has 1000 tokens, too few to learn from; give it at least 2 kB of text"
         );
     }
 }

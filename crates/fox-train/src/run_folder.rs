@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A folder belongs to a run when everything that decides its numbers is the same: model, data, portions,
-//! optimizer and schedule. How often it is watched and kept may change from start to start.
+//! optimizer and schedule. How often it is watched and kept may change from start to start, and a finished run may get
+//! more tokens.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use toml::{Table, Value};
 use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
 use crate::recipe::Weights;
-use crate::{Error, Recipe, Result, Summary, files, recipe};
+use crate::{Error, Recipe, Result, Summary, files, recipe, run_paths};
 
 const CONFIG: &str = "config.toml";
 const INFO: &str = "run.json";
@@ -113,7 +114,7 @@ impl RunFolder {
             .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
         // Another run may have come and gone before the lock was had.
         Self::check(path, recipe, Some(data))?;
-        let mut text = recipe.to_toml()?;
+        let mut text = run_paths::stored(recipe, path).to_toml()?;
         if lacks_gate_init(&config) && !CheckpointStore::of_run(path, recipe).steps()?.is_empty() {
             // Stays without the key, so that the same command resumes it again.
             let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("gate_init = "));
@@ -161,7 +162,27 @@ impl RunFolder {
         if !config.exists() {
             return Err(Error::NoRun { path: path.to_path_buf() });
         }
-        recipe::load(&config.to_string_lossy(), &[])
+        let mut recipe = recipe::load(&config.to_string_lossy(), &[])?;
+        run_paths::locate(&mut recipe, path);
+        Ok(recipe)
+    }
+
+    /// Whether a run in this folder has a checkpoint, so that its data must stay what they are.
+    pub fn has_checkpoint(path: &Path) -> bool {
+        Self::newest_folder(path).is_ok()
+    }
+
+    /// The checkpoint folder that a path stands for: the export of a run folder, its newest checkpoint while it has
+    /// none, and any other path itself.
+    ///
+    /// # Errors
+    /// A run without a checkpoint.
+    pub fn model_folder(path: &Path) -> Result<PathBuf> {
+        match (Self::is_run(path), path.join(EXPORT)) {
+            (true, export) if export.is_dir() => Ok(export),
+            (true, _) => Self::newest_folder(path),
+            (false, _) => Ok(path.to_path_buf()),
+        }
     }
 
     /// What is known about a run and its starts.
@@ -213,6 +234,15 @@ impl RunFolder {
         &self.path
     }
 
+    /// Removes the export and the summary of a run that is about to get more tokens. Its checkpoints stay.
+    pub(crate) fn reopen(&self) -> Result<()> {
+        let export = self.path.join(EXPORT);
+        if export.exists() {
+            fs::remove_dir_all(&export).map_err(Error::io("remove", &export))?;
+        }
+        Summary::remove(&self.path)
+    }
+
     /// Appends a start to run.json. A damaged file is renamed to run.json.damaged; returns a notice about it.
     pub fn note_start(&self, mut info: RunInfo) -> Result<Option<String>> {
         let path = self.path.join(INFO);
@@ -257,7 +287,7 @@ pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
     }
     let data = RunData::open(recipe)?.train.identity();
     compare(path, &config, &recipe.to_toml()?, Some(&data))?;
-    Ok(Summary::read(path)?.filter(|summary| summary.finished))
+    Ok(Summary::read(path)?.filter(|run| run.finished && run.steps >= recipe.steps()))
 }
 
 /// Refuses a folder in which there is more than the beginning of a run.
@@ -294,6 +324,16 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
     {
         training.insert("gate_init".into(), "published".into());
     }
+    let tokens = |recipe: &Table| recipe.get("training")?.get("tokens")?.as_integer();
+    if tokens(&there) < tokens(&here) && Summary::read(path)?.is_some_and(|run| run.finished) {
+        // A finished run gets more tokens; its warm-up is over.
+        for (section, key) in [("training", "tokens"), ("schedule", "warmup_tokens")] {
+            let value = there.get(section).and_then(|section| section.get(key)).cloned();
+            if let (Some(Value::Table(section)), Some(value)) = (here.get_mut(section), value) {
+                section.insert(key.into(), value);
+            }
+        }
+    }
     for section in DECISIVE {
         if let Some(detail) = difference(section, there.get(section), here.get(section)) {
             return Err(different(detail));
@@ -325,11 +365,29 @@ fn difference(key: &str, there: Option<&Value>, here: Option<&Value>) -> Option<
         names.sort();
         return names
             .into_iter()
-            .filter(|name| key != "data" || !PLACES.contains(&name.as_str()))
+            .filter(|name| !key.starts_with("data") || !PLACES.contains(&name.as_str()))
             .find_map(|name| {
                 difference(&format!("{key}.{name}"), there.get(name), here.get(name))
             });
     }
     let show = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
     (there != here).then(|| format!("{key} is {} there and {} here", show(there), show(here)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_places_of_data_may_differ() {
+        let table = |text: &str| Value::Table(text.parse().unwrap());
+        let differ = |key: &str, there: &str, here: &str| {
+            difference(key, Some(&table(there)), Some(&table(here)))
+        };
+        assert_eq!(differ("data", "path = 'a'\nheldout = 'b'", "path = 'c'"), None);
+        let found = differ("data", "path = 'a'\nstride = 1", "path = 'b'\nstride = 2");
+        assert_eq!(found.as_deref(), Some("data.stride is 1 there and 2 here"));
+        let found = differ("other", "path = 'a'", "path = 'b'");
+        assert_eq!(found.as_deref(), Some("other.path is \"a\" there and \"b\" here"));
+    }
 }

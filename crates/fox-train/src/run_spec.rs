@@ -71,6 +71,8 @@ pub struct Start {
     pub exchange: Option<String>,
     /// What the data are.
     pub data: String,
+    /// Tokens of one epoch over prepared data; `None` for generated data and conversations.
+    pub epoch_tokens: Option<u64>,
 }
 
 /// The callback of a run: it may stop it.

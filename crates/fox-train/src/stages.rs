@@ -151,6 +151,8 @@ mod tests {
             let batch = stages.prefetch(&state, 1).unwrap().next().unwrap().unwrap();
             assert_eq!(batch.batch * batch.time, 128);
             lengths.push(batch.time);
+            let first = [0, 2, 5].into_iter().rfind(|first| *first <= step).unwrap();
+            assert_eq!(batch.state.next_batch, step - first + 1, "batches of the stage so far");
             (state.step, state.loader) = (step + 1, batch.state);
             assert_eq!(stages.change_after(step + 1), [2, 5].contains(&(step + 1)));
         }

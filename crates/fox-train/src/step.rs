@@ -249,6 +249,13 @@ mod tests {
         Batch { inputs: ids(0), labels, batch: rows, time, boundaries, state }
     }
 
+    #[test]
+    fn shard_of_a_stage_has_more_shorter_rows() {
+        let shard = RankShard { rows: 2..4, ..RankShard::whole(&batch(8, 16, None), 3) };
+        let stage = shard.of_stage(4);
+        assert_eq!((stage.rows, stage.micro_batch), (8..16, 12));
+    }
+
     fn whole_gradient(batch: &Batch, micro: usize, recompute: bool) -> (f64, Vec<f32>) {
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;

@@ -134,6 +134,15 @@ mod tests {
     use super::*;
     use crate::data::RunData;
 
+    #[test]
+    fn traffic_is_summed_over_ranks() {
+        let own = [Traffic { fetched: 3, full: 5 }, Traffic { fetched: 1, full: 8 }];
+        let all = all_traffic(&Group::alone(), &own).unwrap();
+        let pairs: Vec<_> = all.iter().map(|t| (t.fetched, t.full)).collect();
+        assert_eq!(pairs, [(3, 5), (1, 8)]);
+        assert!(all_traffic(&Group::alone(), &[]).unwrap().is_empty());
+    }
+
     /// A tiny model with its first batch of four rows, `micro` rows at a time.
     fn stepper(micro: usize) -> (Stepper, Batch) {
         let set = ["training.batch=4", "data.sequence_length=32", "model.num_hidden_layers=1"];

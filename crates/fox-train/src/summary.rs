@@ -8,7 +8,7 @@ use crate::checkpoint::RunState;
 use crate::evaluate::Evaluation;
 use crate::metrics::{MetricsLog, Record};
 use crate::run_spec::Start;
-use crate::{Result, files};
+use crate::{Error, Result, files};
 
 const FILE: &str = "summary.json";
 /// The run's training loss is the mean over its last tenth, but over no more lines of the log than this.
@@ -31,12 +31,27 @@ pub struct Summary {
     pub train_loss: Option<f64>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
+    /// Its loss in bits per byte of text, where the data are text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_byte: Option<f64>,
+    /// The evaluation with the lowest loss; missing in files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowest: Option<LowestLoss>,
     /// Steps left out because their gradient was not finite.
     pub skips: u64,
     /// Seconds of training.
     pub seconds: f64,
     /// Over the whole run.
     pub tokens_per_second: f64,
+}
+
+/// The lowest held-out loss of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LowestLoss {
+    /// Tokens consumed before it was measured.
+    pub tokens: u64,
+    /// Mean loss in nats per token.
+    pub loss: f64,
 }
 
 impl Summary {
@@ -59,6 +74,13 @@ impl Summary {
             Record::Eval(eval) => Some(eval.evaluation.clone()),
             Record::Train(_) => None,
         });
+        let evaluated = records.iter().filter_map(|record| match record {
+            Record::Eval(eval) => {
+                Some(LowestLoss { tokens: eval.tokens, loss: eval.evaluation.loss })
+            }
+            Record::Train(_) => None,
+        });
+        let lowest = evaluated.min_by(|a, b| a.loss.total_cmp(&b.loss));
         let mean = losses.iter().sum::<f64>() / losses.len() as f64;
         Ok(Summary {
             recipe: start.recipe.clone(),
@@ -68,6 +90,8 @@ impl Summary {
             tokens: state.tokens,
             train_loss: (!losses.is_empty()).then_some(mean),
             evaluation,
+            bits_per_byte: None,
+            lowest,
             skips: state.skips,
             seconds: state.seconds,
             tokens_per_second: if state.seconds > 0.0 {
@@ -80,6 +104,15 @@ impl Summary {
 
     pub(crate) fn write(&self, run: &Path) -> Result<()> {
         files::write_json(&run.join(FILE), self)
+    }
+
+    /// Removes the summary, where there is one.
+    pub(crate) fn remove(run: &Path) -> Result<()> {
+        let path = run.join(FILE);
+        match path.exists() {
+            true => Ok(std::fs::remove_file(&path).map_err(Error::io("remove", &path))?),
+            false => Ok(()),
+        }
     }
 
     /// The summary of a finished run; `None` when the folder has none yet.
@@ -110,6 +143,7 @@ mod tests {
             link: None,
             exchange: None,
             data: "d".into(),
+            epoch_tokens: None,
         };
         let state = RunState::start(LoaderState { next_batch: 0, fingerprint: 0 });
         // The loss of a line is its number.

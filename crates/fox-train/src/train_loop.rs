@@ -1,5 +1,6 @@
 //! The training loop: steps, log records, evaluations, checkpoints, and the final export.
 
+use std::f64::consts::LN_2;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -81,7 +82,14 @@ impl TrainLoop<'_> {
         let summary = match &self.records {
             None => None,
             Some(RunFiles { folder, .. }) => {
-                let summary = Summary::collect(&self.start, state, finished, folder.path())?;
+                let mut summary = Summary::collect(&self.start, state, finished, folder.path())?;
+                let bytes = match (&self.evaluator, &companions.tokenizer) {
+                    (Some(evaluator), Some(tokenizer)) => evaluator.bytes_per_token(tokenizer)?,
+                    _ => None,
+                };
+                if let (Some(evaluation), Some(bytes)) = (&summary.evaluation, bytes) {
+                    summary.bits_per_byte = Some(evaluation.loss / LN_2 / bytes);
+                }
                 if finished {
                     summary.write(folder.path())?;
                 }

@@ -53,7 +53,7 @@ impl ValidatedRun {
 const TIMELINE: &str = "timeline.json";
 
 /// What a user should know before a run, not after it.
-const NO_HELD_OUT: &str = "WARNING: no data are held out, so overfitting will not be visible; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
+const NO_HELD_OUT: &str = "WARNING: no data are held out, so overfitting will not be visible; hold out a fraction of the text when it is prepared, or name other data in data.heldout";
 
 /// How long a run may measure the device before it begins.
 pub(crate) const RATE_LIMIT: Duration = Duration::from_millis(150);
@@ -101,7 +101,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     let ValidatedRun { config, stages, evaluator } =
         ValidatedRun::new(recipe, &data, &spec.device, group.size())?;
     let identity = data.train.identity();
-    group.check_same(&identity, "other data", "give all ranks the same --data")?;
+    group.check_same(&identity, "other data", "give all ranks the same data")?;
     let exchange = match recipe.parallel.exchange {
         Exchange::Device => group.connect(&spec.device)?,
         Exchange::Host => group.by_host(),
@@ -134,9 +134,12 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     stages.check(&state)?;
     let over = state.step >= recipe.steps() && spec.out.join(EXPORT).exists();
     let finished = match group.is_first() {
-        true => Summary::read(&spec.out)?.filter(|_| over),
+        true => Summary::read(&spec.out)?.filter(|run| over && run.steps == state.step),
         false => None,
     };
+    if let (Some(folder), true) = (&folder, state.step < recipe.steps()) {
+        folder.reopen()?;
+    }
     if let Some(summary) = group.broadcast_value(finished)? {
         tuning::settle_rope(&mut model, recipe.training.rope_strength(state.tokens))?;
         if recipe.evaluation.weights == Weights::Ema {
@@ -157,6 +160,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         link: group.link_speed(&spec.device)?,
         exchange,
         data: identity,
+        epoch_tokens: recipe.data.path.as_ref().map(|_| data.epoch_tokens(recipe)).transpose()?,
     };
     let records = match folder {
         None => None,

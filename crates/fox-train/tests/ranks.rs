@@ -120,7 +120,8 @@ fn rejects_checkpoint_folder_that_is_not_shared() {
         outcome.unwrap();
     }
     let [zero, one] = train([&here, &there], |_, _| false).map(|o| o.unwrap_err().to_string());
-    let words = "which rank 0 has; give all ranks the same --out on a file system that they share";
+    let words =
+        "which rank 0 has; give all ranks the same run folder on a file system that they share";
     assert!(one.starts_with("rank 1 does not find ") && one.ends_with(words), "{one}");
     assert!(zero.starts_with("rank 1 failed: rank 1 does not find"), "{zero}");
 }

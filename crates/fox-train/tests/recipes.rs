@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use fox_model::{ForgetGate, ModelConfig};
+use fox_model::{ForgetGate, ModelConfig, Pruning};
 use fox_tensor::AttentionWeights;
 use fox_train::recipe::{self, GateInit, load};
 use fox_train::{AdamW, Decay, Muon, Recipe, Scale};
@@ -308,7 +308,7 @@ fn mistakes_suggest_nearest_name() {
     assert!(heads.contains("num_heads") && heads.contains("does not divide"), "{heads}");
     assert_eq!(
         message("tiny-fox-por", &[]),
-        "`tiny-fox-por` is neither a file nor a built-in recipe; did you mean `tiny-fox-pro`? (`fox train --list` shows all)"
+        "`tiny-fox-por` is neither a file nor a built-in recipe; did you mean `tiny-fox-pro`?"
     );
     assert!(message("tiny-fox-pro+no-kv-shit", &[]).contains("did you mean `no-kv-shift`?"));
     assert!(!message("missing.toml", &[]).contains('\n'));
@@ -370,6 +370,19 @@ fn step_counts_do_not_overflow() {
 }
 
 /// Also where the comparison with NaN could go either way.
+#[test]
+fn forward_options_follow_the_recipe() {
+    let options = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|text| text.to_string()).collect();
+        load("tiny-fox-pro", &set).unwrap().forward_options()
+    };
+    assert_eq!(options(&[]).pruning, Pruning::Config);
+    assert_eq!(options(&["training.pruning=off"]).pruning, Pruning::Off);
+    assert_eq!(options(&["training.pruning=auto"]).pruning, Pruning::Auto);
+    assert_eq!(options(&["training.pruning=-0.5"]).pruning, Pruning::Tolerance(-0.5));
+    assert!(!options(&[]).recompute && options(&["training.recompute=true"]).recompute);
+}
+
 #[test]
 fn rejects_non_negative_pruning_tolerance() {
     for value in ["0", "0.0", "10000", "nan", "inf"] {

@@ -5,12 +5,14 @@
 #![allow(rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 mod commands;
+mod flags;
+mod help;
 mod ranks;
 mod version;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{FromArgMatches, Parser};
 // Commands name these as modules of this crate.
 use fox_lab::args::{device, engine, hints, pretrained, sampling, tolerance};
 use fox_lab::{output, progress, signals};
@@ -26,11 +28,14 @@ struct Cli {
 
 fn main() -> ExitCode {
     signals::stop_with_stdin();
+    fox_lab::provenance::set_version(version::VERSION);
     // Clap itself answers wrong usage, with exit code 2.
-    match Cli::parse().command.run() {
+    let matches = help::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.command.run() {
         Ok(code) => code,
         Err(error) => {
-            output::fatal(&output::error_message(&error), false);
+            output::fatal(&flags::error_message(&error), false);
             ranks::end_after_failure();
             ExitCode::FAILURE
         }

@@ -17,11 +17,11 @@ fn printed(args: &[&str]) -> String {
 /// Names of all commands, as the help lists them.
 fn commands() -> Vec<String> {
     let help = printed(&["--help"]);
-    let list = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    let first = |line: &str| line.split_whitespace().next().unwrap().to_owned();
+    let (list, _) = help.split_once("Options:\n").unwrap();
+    let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
     list.lines()
-        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
-        .map(first)
+        .filter(is_name)
+        .filter_map(|line| line.split_whitespace().next().map(String::from))
         .collect()
 }
 

@@ -78,8 +78,9 @@ fn eval_loss_writes_files_and_resumes() {
         serde_json::from_str(&succeed(&[&args[..], &["--documents", "5", "--json"]].concat()))
             .unwrap();
     assert_eq!(json[0]["documents"], 5);
-    let said = complaint(&["eval", "loss", text(&model), "--length", "64", "--out", text(&out)]);
-    assert!(said.contains("holds another evaluation"), "{said}");
+    // Another length in the same folder is measured again.
+    let shorter = ["eval", "loss", text(&model), "--length", "64", "--out", text(&out)];
+    assert!(succeed(&shorter).contains("P(64)"));
 }
 
 #[test]
@@ -264,7 +265,7 @@ fn custom_task_is_read_from_file() {
     let (folder, model) = checkpoint();
     let path = folder.path().join("mine.toml");
     let task = "data = 'items.jsonl'\nmetrics = ['acc', 'acc_bytes', 'exact_match']\n[multiple_choice]\n\
-                context = 'Is {thing|strip} alive?'\ncontinuation = ['yes', 'no']\nanswer = '{alive}'\n\
+                context = 'Is {{ thing|trim }} alive?'\ncontinuation = ['yes', 'no']\nanswer = '{{ alive }}'\n\
                 labels = ['1', '0']\n";
     fs::write(&path, task).unwrap();
     let items =

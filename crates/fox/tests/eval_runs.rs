@@ -78,12 +78,14 @@ fn train_and_eval_report_same_heldout_loss() {
     let (run, printed) = trained(dir.path(), "run", &[]);
     let name = "held-out loss (4 x 64 tokens)";
     assert!(printed.contains(name), "{printed}");
+    // The head of a wide table has several lines.
+    let names_it = |printed: &str| name.split(' ').all(|word| printed.contains(word));
     let figure = format!("{:.4}", loss_of(&run));
     let out = dir.path().join("loss");
     let args =
         ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
     let (done, printed, said) = fox(&args);
-    assert!(done && printed.contains(name) && printed.contains(&figure), "{printed}{said}");
+    assert!(done && names_it(&printed) && printed.contains(&figure), "{printed}{said}");
     let found = json(&args)[0]["mean"]["value"].as_f64().unwrap();
     assert!(near(found, loss_of(&run)), "{found} {}", loss_of(&run));
 
@@ -92,7 +94,7 @@ fn train_and_eval_report_same_heldout_loss() {
         ["--length", "64", "--documents", "4", "--lengths", "32", "--cases", "1", "--depths", "1"];
     let args = [&["compare", text(&run)], &small[..], &["--out", text(&out)]].concat();
     let (done, printed, said) = fox(&args);
-    assert!(done && printed.contains(name) && printed.contains(&figure), "{printed}{said}");
+    assert!(done && names_it(&printed) && printed.contains(&figure), "{printed}{said}");
     let html = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(html.contains("Learning curves"));
 
@@ -275,8 +277,8 @@ fn either_split_can_be_measured() {
         printed
     };
     let (train, heldout) = (evaluate("train"), evaluate("heldout"));
-    assert!(train.contains("training loss (") && !train.contains("held-out"), "{train}");
-    assert!(heldout.contains("held-out loss ("), "{heldout}");
+    assert!(train.contains("training loss") && !train.contains("held-out"), "{train}");
+    assert!(heldout.contains("held-out loss"), "{heldout}");
     let report = fs::read_to_string(out.join("loss.json")).unwrap();
     assert!(report.contains("\"trained_on\": false"), "{report}");
     // Their resumable states are separate.

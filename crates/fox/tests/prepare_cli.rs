@@ -107,7 +107,7 @@ fn prepare_locks_survive_kills() {
 }
 
 #[test]
-fn rejects_changed_corpus_of_same_size() {
+fn changed_corpus_is_prepared_again() {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, out) = (dir.path().join("corpus.jsonl"), dir.path().join("out"));
     let lines: String = (10..60).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
@@ -116,13 +116,22 @@ fn rejects_changed_corpus_of_same_size() {
     let again = run(&corpus, &out, &[]);
     assert!(String::from_utf8_lossy(&again.stdout).contains("was complete already"));
     let before = contents(&out);
-    fs::write(&corpus, lines.replace("document 33", "document 88")).unwrap();
-    let output = run(&corpus, &out, &[]);
-    let want = format!(
-        "error: {} holds another preparation (the corpus file corpus.jsonl has changed since); choose another folder or remove this one\n",
-        out.display()
-    );
-    assert_eq!((output.status.code(), stderr(&output)), (Some(1), want));
+    // The same size, then another one.
+    for changed in [lines.replace("document 33", "document 88"), lines.replace('3', "three")] {
+        fs::write(&corpus, changed).unwrap();
+        let output = run(&corpus, &out, &[]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stderr(&output).contains("the corpus has changed, so it was prepared again"));
+        let fresh = dir.path().join("fresh");
+        assert!(run(&corpus, &fresh, &[]).status.success());
+        assert!(same(&fresh, &out));
+        fs::remove_dir_all(fresh).unwrap();
+    }
+    // Other options are refused, and the original corpus gives the original bytes.
+    let output = run(&corpus, &out, &["--no-end-mark"]);
+    assert!(stderr(&output).contains("holds another preparation (its separator or end marks"));
+    fs::write(&corpus, &lines).unwrap();
+    assert!(run(&corpus, &out, &[]).status.success());
     assert!(contents(&out) == before);
 }
 

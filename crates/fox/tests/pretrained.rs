@@ -28,6 +28,32 @@ fn generates_english_without_a_model_argument() {
 }
 
 #[test]
+fn prompt_may_be_positional() {
+    let rest = ["-m", "8", "-t", "0", "--device", "cpu"];
+    let by_flag = fox(&[&["generate", "-p", "It was a dark"][..], &rest].concat());
+    assert_eq!(fox(&[&["generate", "It was a dark"][..], &rest].concat()), by_flag);
+    let model = folder();
+    let named = [&["generate", model.to_str().unwrap(), "It was a dark"][..], &rest].concat();
+    assert_eq!(fox(&named), by_flag);
+}
+
+#[test]
+fn inspects_quoted_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let words = "It was a dark and stormy night";
+    let args = ["inspect", "--text", words, "--out", page.to_str().unwrap(), "--device", "cpu"];
+    let numbers: Value = serde_json::from_str(&fox(&[&args[..], &["--json"]].concat())).unwrap();
+    // The start marker and the bytes of the text.
+    assert_eq!(numbers["tokens"].as_array().unwrap().len(), words.len() + 1);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(
+        page.contains("with: fox inspect --text &#39;It was")
+            || page.contains("with: fox inspect --text 'It was")
+    );
+}
+
+#[test]
 fn sample_has_local_and_global_heads() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");

@@ -63,6 +63,26 @@ fn finished(out: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
+fn dry_run_estimates_without_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let scale = scale(dir.path());
+    let before = fs::read_dir(dir.path()).unwrap().count();
+    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .current_dir(dir.path())
+        .args(["reproduce", "--dry-run", "--only", "gates", "--device", "cpu", "--scale"])
+        .arg(&scale)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("estimate from ") && text.contains(" tokens/s of "), "{text}");
+    let total = text.lines().find(|line| line.starts_with("total ")).unwrap();
+    let minutes: f64 = total.split_whitespace().last().unwrap().parse().unwrap();
+    assert!(minutes > 0.0, "{text}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "something was written");
+}
+
+#[test]
 fn killed_reproduction_resumes_and_reports() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));

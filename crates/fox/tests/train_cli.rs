@@ -146,7 +146,10 @@ fn rejects_invalid_input_without_overwriting() {
     fs::create_dir(&out).unwrap();
     fs::write(out.join("thesis.txt"), "do not lose this").unwrap();
     let text = fails(&[]);
-    assert!(text.ends_with("is not empty and holds no run of fox; choose another --out"), "{text}");
+    assert!(
+        text.ends_with("is not empty and holds no run of fox; choose another folder (--out)"),
+        "{text}"
+    );
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
 
     // A folder with another run.
@@ -155,7 +158,7 @@ fn rejects_invalid_input_without_overwriting() {
     let before = contents(&other);
     let text = sentence(&run(&recipe, &other, &["--quiet", "--set", "optimizer.peak_lr=1e-3"]));
     assert!(
-        text.contains("holds another run (training.tokens is 5120 there and 51200 here)"),
+        text.contains("holds another run (optimizer.peak_lr is 0.005 there and 0.001 here)"),
         "{text}"
     );
     let text = sentence(&run(&recipe, &other, &with(&["--set", "data.synthetic.seed=9"])));
@@ -396,13 +399,14 @@ fn rejects_run_shorter_than_schedule() {
         text.ends_with("`schedule.warmup_tokens` is 5121, but the run ends after 5120 tokens (training.tokens), before its learning rate is reached; lower one or raise the other"),
         "{text}"
     );
-    let text = fails(&["--set", "schedule.shape=wsd", "--set", "schedule.decay_fraction=0.6"]);
+    const WSD: [&str; 4] = ["--set", "schedule.shape=wsd", "--set", "schedule.warmup_tokens=2560"];
+    let text = fails(&[&WSD[..], &["--set", "schedule.decay_fraction=0.6"]].concat());
     assert!(
         text.ends_with("`schedule.warmup_tokens` is 2560, which with 3072 tokens of decay (schedule.decay_fraction) is more than the 5120 of the run (training.tokens); lower one of them"),
         "{text}"
     );
     assert!(!out.exists());
-    let fits = with(&["--set", "schedule.shape=wsd", "--set", "schedule.decay_fraction=0.5"]);
+    let fits = with(&[&WSD[..], &["--set", "schedule.decay_fraction=0.5"]].concat());
     let output = run(&recipe, &out, &fits);
     assert!(output.status.success(), "{}", stderr(&output));
 }

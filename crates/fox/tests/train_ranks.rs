@@ -315,7 +315,8 @@ fn rejects_run_folder_missing_on_other_rank() {
     let (port, quiet) = (free_port().unwrap(), ["--quiet", "--device", "cpu"]);
     let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
     let children: Vec<Child> = (0..2).map(start).collect();
-    let words = "which rank 0 has; give all ranks the same --out on a file system that they share";
+    let words =
+        "which rank 0 has; give all ranks the same run folder on a file system that they share";
     for child in children {
         let output = child.wait_with_output().unwrap();
         assert!(!output.status.success());

@@ -28,7 +28,12 @@ fn sweep_compares_recipes_and_reuses_finished_runs() {
     let items = [list.to_str().unwrap(), &format!("{name}+rope")];
     let first = sweep(&items, &out, &[]);
     assert!(first.status.success(), "{}", stderr(&first));
-    let table = String::from_utf8_lossy(&first.stdout).to_string();
+    let printed = String::from_utf8_lossy(&first.stdout).to_string();
+    assert!(
+        printed.lines().all(|line| line.chars().count() <= 80 || line.contains('/')),
+        "{printed}"
+    );
+    let table = fs::read_to_string(out.join("comparison.md")).unwrap();
     for row in ["| test |", "| test+no-kv-shift |", "| test+rope |"] {
         assert_eq!(table.matches(row).count(), 1, "{table}");
     }
@@ -121,7 +126,7 @@ fn grid_with_seeds_is_independent_of_jobs() {
     let output = sweep(&[file.to_str().unwrap()], &two, &jobs);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(figures(&one), figures(&two));
-    let table = String::from_utf8_lossy(&output.stdout).to_string();
+    let table = fs::read_to_string(two.join("comparison.md")).unwrap();
     for lr in ["1e-3", "5e-3"] {
         let row = format!("| test peak_lr {lr} seed 1 |");
         assert_eq!(table.matches(&row).count(), 1, "{table}");
@@ -150,7 +155,7 @@ fn failed_run_does_not_end_sweep() {
     let items = [bad.to_str().unwrap(), good.to_str().unwrap()];
     let output = sweep(&items, &out, &["--jobs", "2"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let table = String::from_utf8_lossy(&output.stdout).to_string();
+    let table = fs::read_to_string(out.join("comparison.md")).unwrap();
     assert!(table.contains("| bad | | | 5e-3 | failed | | | | |"), "{table}");
     assert!(
         table.contains("bad failed: ") && table.contains("`data.tokenizer` is bytes"),

@@ -56,13 +56,103 @@ fn trains_on_text_file() {
     for file in ["data/index.json", "config.toml", "export/config.json", "summary.json"] {
         assert!(run.join(file).is_file(), "{file}");
     }
-    // The same command finds the finished run; another text is refused.
+    for line in ["tokens: 4,096 (the data have", "epochs: 0.1", "time: about"] {
+        assert!(words.contains(line), "{line}: {words}");
+    }
+    for line in ["bits per byte", "perplexity per token", "fox inspect runs/hens", "--tokens 8192"]
+    {
+        assert!(printed.contains(line), "{line}: {printed}");
+    }
+    // The same command finds the finished run; a changed text is another run.
     let again = train(dir.path(), &["--data", "hens.txt"], None);
     succeeds(&again);
     assert_eq!(again.stdout, first.stdout);
+    let before = fs::read(run.join("data/index.json")).unwrap();
     fs::write(dir.path().join("hens.txt"), text(1001)).unwrap();
-    let other = fails(&train(dir.path(), &["--data", "hens.txt"], None));
-    assert!(other.contains("runs/hens/data"), "{other}");
+    for _ in 0..2 {
+        let words = succeeds(&train(dir.path(), &["--data", "hens.txt"], None));
+        assert!(words.contains("runs/hens was trained on another version of hens.txt"), "{words}");
+        assert!(dir.path().join("runs/hens-2/summary.json").is_file());
+        assert!(!dir.path().join("runs/hens-3").exists());
+    }
+    assert_eq!(fs::read(run.join("data/index.json")).unwrap(), before);
+}
+
+/// A text that was too short for a run is prepared again once it is longer.
+#[test]
+fn longer_text_replaces_too_short_one() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("hens.txt"), text(10)).unwrap();
+    let sentence = fails(&train(dir.path(), &["--data", "hens.txt"], None));
+    assert!(sentence.contains("too few to learn from"), "{sentence}");
+    fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
+    succeeds(&train(dir.path(), &["--data", "hens.txt"], None));
+    assert!(dir.path().join("runs/hens/summary.json").is_file());
+}
+
+/// The bits of an extended run do not depend on whether it was interrupted.
+#[test]
+fn finished_run_is_extended_with_more_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
+    let fox = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.current_dir(dir.path()).args(line.split_whitespace()).stdin(Stdio::null());
+        command.output().unwrap()
+    };
+    let base = "train tiny-fox-pro --data hens.txt --set data.sequence_length=128 --batch 2 --lr 2e-3 --device cpu";
+    succeeds(&fox(&format!("{base} -o a --tokens 4096")));
+    let first = fs::read(dir.path().join("a/export/model.safetensors")).unwrap();
+    let longer = fox(&format!("{base} -o a --tokens 8192"));
+    assert!(succeeds(&longer).contains("resumed from step 16"), "{}", said(&longer));
+    assert!(String::from_utf8_lossy(&longer.stdout).contains("8,192"));
+    let second = fs::read(dir.path().join("a/export/model.safetensors")).unwrap();
+    assert_ne!(first, second);
+    let config: toml::Table =
+        fs::read_to_string(dir.path().join("a/config.toml")).unwrap().parse().unwrap();
+    assert_eq!(config["training"]["tokens"].as_integer(), Some(8192));
+    assert_eq!(config["optimizer"]["peak_lr"].as_float(), Some(2e-3));
+    assert_eq!(config["data"]["path"].as_str(), Some("data"));
+    // Once more: nothing is left to do. Fewer tokens are another run.
+    assert_eq!(succeeds(&fox(&format!("{base} -o a --tokens 8192"))).matches("step ").count(), 0);
+    let sentence = fails(&fox(&format!("{base} -o a --tokens 4096")));
+    assert!(sentence.contains("training.tokens is 8192 there and 4096 here"), "{sentence}");
+    // An epoch of the data in other words.
+    let words = succeeds(&fox(&format!("{base} -o b --epochs 0.25")));
+    assert!(words.contains("epochs: 0.2"), "{words}");
+
+    // A moved run is used from elsewhere; results go into it, and other formats are made of it.
+    fs::create_dir(dir.path().join("away")).unwrap();
+    fs::rename(dir.path().join("a"), dir.path().join("away/a")).unwrap();
+    let elsewhere = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.current_dir(dir.path().join("away")).args(line.split_whitespace());
+        succeeds(&command.output().unwrap())
+    };
+    elsewhere("eval loss a --length 64 --documents 2 --device cpu");
+    elsewhere("inspect a --length 64 --device cpu");
+    elsewhere("convert a official --to official");
+    for file in
+        ["a/eval-loss/loss.json", "a/inspect.html", "a/inspect.json", "official/config.json"]
+    {
+        assert!(dir.path().join("away").join(file).is_file(), "{file}");
+    }
+}
+
+/// Three files of different lengths are enough for a published recipe.
+#[test]
+fn published_recipe_trains_on_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus");
+    fs::create_dir(&corpus).unwrap();
+    for (name, lines) in [("a.py", 300), ("b.rs", 400), ("notes", 500)] {
+        fs::write(corpus.join(name), text(lines)).unwrap();
+    }
+    let small = ["model.hidden_size=64", "model.num_hidden_layers=1", "model.num_heads=2"];
+    let mut args = vec!["fox-pro-125m", "--data", "corpus"];
+    small.iter().for_each(|set| args.extend(["--set", set]));
+    let words = succeeds(&train(dir.path(), &args, None));
+    assert!(words.contains("data.order is shuffled instead of longcrawl64"), "{words}");
 }
 
 /// A dry run selects the same recipe, prints it, and writes nothing.
@@ -112,11 +202,14 @@ fn rejects_unusable_text() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("empty.txt"), "").unwrap();
     fs::write(dir.path().join("short.txt"), "Too short.").unwrap();
-    fs::write(dir.path().join("picture.png"), "x").unwrap();
+    fs::write(dir.path().join("picture.png"), b"\x89PNG\0").unwrap();
+    fs::create_dir(dir.path().join("photos")).unwrap();
+    fs::write(dir.path().join("photos/a.png"), b"\x89PNG\0").unwrap();
     for (args, part) in [
         (&["--data", "empty.txt"][..], "empty.txt"),
         (&["--data", "short.txt"], "too few to learn from"),
         (&["--data", "picture.png"], "no known corpus ending"),
+        (&["--data", "photos"], "photos holds no text, only 1 .png"),
         (&["--data", "missing.txt"], "missing.txt"),
         (&["--data", "-"], "--out"),
         (&["--data", "-", "--out", "piped"], "the standard input is empty"),

@@ -1,10 +1,11 @@
-//! `fox bench greedy`: tokens per second of decode steps op by op, without the inference engine.
+//! `fox bench greedy`: tokens per second of decode steps without the inference engine, op by op and in slots.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use fox_model::{Architecture, ForwardOptions, Model, ParamGroup};
+use fox_base::difference::relative_error;
+use fox_model::{Architecture, ForwardOptions, Model, ParamGroup, SequenceState};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device};
 use serde_json::json;
@@ -13,10 +14,11 @@ use super::{architectures, machine, median};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Greedy decoding op by op, without the inference engine
+/// Greedy decoding without the inference engine, op by op and, as evaluation does, in slots
 ///
 /// Every step reads all weights of matmuls and the KV cache: the roofline is the time to read them at the bandwidth of
-/// a large copy in this run. A step ends when the next token is known. `fox bench throughput` measures the engine.
+/// a large copy in this run. A step ends when the next token is known. Steps in slots are fed the tokens of those op by
+/// op and must have close logits. `fox bench throughput` measures the engine.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -43,7 +45,7 @@ pub struct Args {
     /// Tokens to generate; the median step counts
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Accepted for compatibility: this always decodes op by op
+    /// Accepted for compatibility: both ways of decoding are measured
     #[arg(long, hide = true)]
     op_by_op: bool,
     #[command(flatten)]
@@ -59,7 +61,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     config.vocab_size = args.vocab as usize;
     config.validate("the flags")?;
     if args.op_by_op {
-        output::note("--op-by-op is the default now");
+        output::note("--op-by-op has no effect: op by op is always measured");
     }
     let device = args.device.open()?;
     let model = Model::init(&config, 0, &device)?;
@@ -75,15 +77,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let begin = Instant::now();
     let mut next = best(&model.decode(&rows, &mut cache, &options)?.to_f32()?, batch);
     let prefill = begin.elapsed().as_secs_f64();
-    let (mut steps, mut launches) = (Vec::new(), Vec::new());
+    let (mut steps, mut launches, mut fed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut last = Vec::new();
     for _ in 0..args.tokens {
+        fed.push(next.clone());
         let begin = Instant::now();
         let rows: Vec<&[i32]> = next.chunks(1).collect();
         let logits = model.decode(&rows, &mut cache, &options)?;
         launches.push(begin.elapsed().as_secs_f64());
-        next = best(&logits.to_f32()?, batch);
+        last = logits.to_f32()?;
+        next = best(&last, batch);
         steps.push(begin.elapsed().as_secs_f64());
     }
+    drop(cache);
+    let slots = in_slots(&model, &prompts, &fed, &last)?;
     let (step, launch) = (median(steps), median(launches));
     let weight = device.backend().caps().activation_type.size();
     let read = |spec: &&fox_model::ParamSpec| {
@@ -104,6 +111,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "tokens_per_s": batch as f64 / step,
         "bytes_per_step": weights + keys, "copy_bytes_per_s": rate,
         "roofline_fraction": roofline / step,
+        "slots": slots.as_ref().map(|slots| json!({
+            "ms_per_step": slots.step * 1e3, "tokens_per_s": batch as f64 / slots.step,
+            "roofline_fraction": roofline / slots.step,
+            "equal_tokens": slots.equal, "logit_error": slots.error,
+        })),
         "peak_bytes": device.memory().peak,
     });
     if args.json {
@@ -124,7 +136,64 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::bytes((weights + keys) as f64),
         output::bytes(rate),
     ))?;
+    output::print(&match slots {
+        None => "no slots on this device for this model and batch\n".into(),
+        Some(slots) => format!(
+            "in slots {:.3} ms per step: {:.0} tokens/s, {:.1}% of the roofline; {} of {} tokens are those of steps \
+             op by op, the last logits are off by {:.1e}\n",
+            slots.step * 1e3,
+            batch as f64 / slots.step,
+            100.0 * roofline / slots.step,
+            slots.equal,
+            batch * args.tokens as usize,
+            slots.error,
+        ),
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Steps in slots.
+struct SlotSteps {
+    /// Seconds of the median step.
+    step: f64,
+    /// Tokens that are the same as op by op.
+    equal: usize,
+    /// Relative error of the logits of the last step.
+    error: f64,
+}
+
+/// Feeds the prompts and then the tokens `fed: [steps][batch]` to slots; `last` are the logits after them, op by op.
+/// `None` if the device has no slots for the model, or too few.
+fn in_slots(
+    model: &Model,
+    prompts: &[Vec<i32>],
+    fed: &[Vec<i32>],
+    last: &[f32],
+) -> Result<Option<SlotSteps>> {
+    let mut decoder = model.token_decoder(ForwardOptions::default());
+    let room = prompts[0].len() + fed.len();
+    if decoder.reserve(room)? < prompts.len().max(2) {
+        return Ok(None);
+    }
+    let mut states = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let mut cache = decoder.new_cache(room)?;
+        decoder.prefill(prompt, &mut cache)?;
+        states.push(SequenceState::from(cache));
+    }
+    let (mut steps, mut equal, mut logits) = (Vec::new(), 0, Vec::new());
+    for (n, tokens) in fed.iter().enumerate() {
+        let begin = Instant::now();
+        let mut own: Vec<&mut SequenceState> = states.iter_mut().collect();
+        logits = decoder.step(&mut own, tokens)?.concat();
+        let next = best(&logits, prompts.len());
+        steps.push(begin.elapsed().as_secs_f64());
+        let wanted = fed.get(n + 1).cloned().unwrap_or_else(|| best(last, prompts.len()));
+        equal += next.iter().zip(wanted).filter(|(a, b)| **a == *b).count();
+    }
+    let real = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let error = relative_error(&real(&logits), &real(last), f64::MIN_POSITIVE);
+    Ok(Some(SlotSteps { step: median(steps), equal, error }))
 }
 
 /// The most likely token of each row.

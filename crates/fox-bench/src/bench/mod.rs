@@ -23,7 +23,9 @@ use fox_tensor::cases::Rng;
 use crate::engine::free_on_host;
 use crate::output;
 
-/// Measure speed: correctness is checked first, the roofline is measured in the same run
+/// Measure speed as a fraction of the roofline
+///
+/// Correctness is checked first, and the roofline is measured in the same run.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -14,10 +14,6 @@ pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
-    let mut sinks = ModelConfig::fox_llama(128, 2, 2);
-    if let Some(mixer) = sinks.mixer.forgetting_mut() {
-        mixer.sink = true;
-    }
     vec![
         ("decoding/fox-pro", ModelConfig::fox_pro(128, 2, 2), 0, 2),
         ("decoding/fox-llama", ModelConfig::fox_llama(128, 2, 2), 0, 3),
@@ -35,8 +31,16 @@ pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
         ("decoding/fox-gated-delta-net", ModelConfig::fox_gated_delta_net(128, 4, 2), 0, 2),
         ("decoding/mamba2-window", ModelConfig::mamba2_window(128, 2, 2), 0, 2),
         ("decoding/samba", ModelConfig::samba(128, 2, 2), 0, 2),
-        ("decoding/sinks", sinks, 0, 2),
+        ("decoding/sinks", with_sinks(ModelConfig::fox_llama(128, 2, 2)), 0, 2),
     ]
+}
+
+/// The same model with an attention sink per head.
+pub(super) fn with_sinks(mut config: ModelConfig) -> ModelConfig {
+    if let Some(mixer) = config.mixer.forgetting_mut() {
+        mixer.sink = true;
+    }
+    config
 }
 
 /// Token by token through the decode state against one forward pass.

@@ -1,17 +1,19 @@
 //! Decoding in slots: matmuls against the oracle, logits against a forward pass, and batch invariance.
 
-use anyhow::Result;
-use fox_cache::SlotSequence;
+use anyhow::{Context, Result};
+use fox_cache::{SequenceState, SlotSequence, Slots};
 use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, DecodeRow, Device, DeviceKind, Segments, SlotDecoder, Tape, TokenDraw};
+use fox_tensor::{DType, Device, DeviceKind, Segments, Tape, TokenDraw};
 
-use super::decoding::{VOCAB, model_of};
+use super::decoding::{VOCAB, model_of, with_sinks};
 use super::{Args, TOLERANCE, distance, to_bf16};
 use crate::output;
 
 /// Slots of the checks.
 const SLOTS: usize = 80;
+/// Tokens that a sequence is fed, more than a page has.
+const STEPS: usize = 70;
 /// Rows of the matmuls, around the sizes at which the kernels change.
 const ROWS: [usize; 14] = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256];
 
@@ -79,8 +81,7 @@ pub(super) struct SlotCase {
 
 impl SlotCase {
     fn new(name: &'static str, config: ModelConfig, prompt: usize) -> Self {
-        // More tokens than a page has.
-        Self { name, config, prompt, steps: 70, others: [6, 63], gpu_only: false }
+        Self { name, config, prompt, steps: STEPS, others: [6, 63], gpu_only: false }
     }
 
     fn on_a_gpu(self) -> Self {
@@ -108,6 +109,7 @@ pub(super) fn cases() -> Vec<SlotCase> {
         case("slots/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
         case("slots/grouped-heads-in-a-window", grouped(2, 300), 700),
         case("slots/fox-pro-with-closed-gates", pro(320, 2, 5), 480),
+        case("slots/sinks", with_sinks(llama(128, 2, 2)), 130),
         // More pages than KV splits of four pages.
         case("slots/17000-tokens", pro(128, 2, 2), 17_000).on_a_gpu(),
         case("slots/wide-heads", pro(512, 2, 2), 300).on_a_gpu(),
@@ -134,6 +136,93 @@ pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
     }
     output::print(&text)?;
     Ok(passed)
+}
+
+/// Name of [`check_greedy`] for `--only`.
+pub(super) const GREEDY: &str = "greedy";
+
+/// Greedy decoding as evaluation does it, in slots, against steps op by op that are fed the same tokens: logits must be
+/// close, and the most likely token the same unless two logits are closer than their errors.
+pub(super) fn check_greedy(device: &Device) -> Result<bool> {
+    let llama = || ModelConfig::fox_llama(128, 2, 2);
+    let models = [
+        ("fox-pro", ModelConfig::fox_pro(128, 2, 2)),
+        ("fox-llama", llama()),
+        ("sinks", with_sinks(llama())),
+        ("mamba2", ModelConfig::mamba2(128, 2, 4)),
+    ];
+    let (mut passed, mut text) = (true, String::new());
+    for (name, config) in models {
+        let model = model_of(name, config, device)?;
+        let Greedy { error, tokens, same, tied } = greedy_error(&model)?;
+        let right = error <= Checked::tolerance(device) && same + tied == tokens;
+        passed &= right;
+        text += &format!(
+            "  {}greedy/{name}: error {error:.1e} against steps op by op; of {tokens} tokens, {same} are the same and \
+             {tied} differ where two logits are closer than the tolerance\n",
+            if right { "" } else { "FAIL " }
+        );
+    }
+    output::print(&text)?;
+    Ok(passed)
+}
+
+/// Greedy decoding in slots against steps op by op.
+struct Greedy {
+    /// Relative error of the logits.
+    error: f64,
+    /// Tokens compared.
+    tokens: usize,
+    /// Tokens that are the same.
+    same: usize,
+    /// Other tokens whose logit, op by op, is within the tolerance of the largest.
+    tied: usize,
+}
+
+fn greedy_error(model: &Model) -> Result<Greedy> {
+    let options = ForwardOptions::default();
+    let mut decoder = model.token_decoder(options);
+    let width = decoder.reserve(200 + STEPS)?;
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    let mut found = Greedy { error: 0.0, tokens: 0, same: 0, tied: 0 };
+    let prompts: Vec<Vec<i32>> = [3, 63, 200].map(|len| ids(len, len)).into();
+    for group in prompts.chunks(width) {
+        let (mut states, mut caches, mut next) = (Vec::new(), Vec::new(), Vec::new());
+        for prompt in group {
+            let mut cache = decoder.new_cache(prompt.len() + STEPS)?;
+            decoder.prefill(prompt, &mut cache)?;
+            states.push(SequenceState::from(cache));
+            caches.push(model.new_cache(1, prompt.len() + STEPS)?);
+            let logits =
+                model.decode(&[prompt], caches.last_mut().context("a cache")?, &options)?;
+            next.push(best(&logits.to_f32()?) as i32);
+        }
+        for _ in 0..STEPS {
+            let mut own: Vec<&mut SequenceState> = states.iter_mut().collect();
+            let steps = decoder.step(&mut own, &next)?;
+            for ((logits, cache), next) in steps.into_iter().zip(&mut caches).zip(&mut next) {
+                let by_ops = model.decode(&[&[*next]], cache, &options)?.to_f32()?;
+                let (token, wanted) = (best(&logits), best(&by_ops));
+                let scale = by_ops.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                let gap =
+                    f64::from((by_ops[wanted] - by_ops[token]) / scale.max(f32::MIN_POSITIVE));
+                let is_tied = gap <= 2.0 * Checked::tolerance(model.device());
+                found.tokens += 1;
+                found.same += usize::from(token == wanted);
+                found.tied += usize::from(token != wanted && is_tied);
+                got.extend(logits.into_iter().map(f64::from));
+                want.extend(by_ops.into_iter().map(f64::from));
+                *next = wanted as i32;
+            }
+        }
+    }
+    Ok(Greedy { error: distance(&got, &want), ..found })
+}
+
+/// The first of the largest logits.
+fn best(logits: &[f32]) -> usize {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|x| *x == top).unwrap_or(0)
 }
 
 /// The outcome for a model.
@@ -172,7 +261,7 @@ impl Checked {
 struct Checker<'m> {
     model: &'m Model,
     policy: PagePolicy,
-    decoder: SlotDecoder,
+    slots: Slots,
     steps: usize,
 }
 
@@ -182,15 +271,15 @@ fn check_model(model: &Model, case: &SlotCase) -> Result<Option<Checked>> {
     // Evicted keys have at most e^-20 of any softmax.
     let max_context = prompt + steps + 1;
     let policy = model.page_policy(Some(-20.0), max_context)?;
-    let Some(decoder) = model.open_slots(SLOTS, max_context, &policy)? else { return Ok(None) };
-    let mut checker = Checker { model, policy, decoder, steps };
+    let Some(slots) = model.open_slots(SLOTS, max_context, &policy)? else { return Ok(None) };
+    let mut checker = Checker { model, policy, slots, steps };
     let ids = ids(0, prompt + steps);
     let want = checker.forward(&ids)?;
-    let (got, wrong_tokens) = checker.decode(&ids, prompt, 0, 3)?;
+    let (got, wrong_tokens) = checker.decode(&ids, prompt, 0)?;
     let error = distance(&got, &want[prompt * VOCAB..][..steps * VOCAB]);
     let mut differences = 0;
-    for (others, slot) in case.others.into_iter().zip([5, 70]) {
-        let (other, _) = checker.decode(&ids, prompt, others, slot)?;
+    for count in case.others {
+        let (other, _) = checker.decode(&ids, prompt, count)?;
         let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let steps = got.chunks(VOCAB).zip(other.chunks(VOCAB));
         differences += steps.filter(|(a, b)| bits(a) != bits(b)).count();
@@ -233,56 +322,45 @@ impl Checker<'_> {
     }
 
     /// Prefills a prompt and enters a slot.
-    fn enter(&mut self, prompt: &[i32], slot: usize) -> Result<SlotSequence> {
+    fn enter(&mut self, prompt: &[i32]) -> Result<SlotSequence> {
         let mut cache = self.model.new_paged_cache(&self.policy)?;
         self.model.decode(&[prompt], &mut cache, &ForwardOptions::default())?;
-        let mut sequence = SlotSequence::new(cache)?;
-        self.decoder.enter(slot, prompt.len(), &mut sequence.past())?;
-        Ok(sequence)
+        Ok(self.slots.enter(cache)?)
     }
 
-    /// Logits of `steps` tokens after the prompt in a slot, beside `others` sequences of other lengths, and the number
-    /// of steps with a wrong token. The row changes from step to step.
+    /// Logits of `steps` tokens after the prompt in a slot, beside `others` sequences of other lengths in the slots
+    /// before, and the number of steps with a wrong token. The row changes from step to step.
     fn decode(
         &mut self,
         ids_of: &[i32],
         prompt: usize,
         others: usize,
-        slot: usize,
     ) -> Result<(Vec<f64>, usize)> {
-        let mut sequences = vec![(slot, ids_of.to_vec(), self.enter(&ids_of[..prompt], slot)?)];
+        let mut sequences = Vec::with_capacity(others + 1);
         for other in 0..others {
-            let (own, len) = ((slot + 1 + other) % SLOTS, 1 + 11 * other % 150);
-            let text = ids(1 + other, len.min(prompt) + self.steps);
-            let sequence = self.enter(&text[..len.min(prompt)], own)?;
-            sequences.push((own, text, sequence));
+            let len = (1 + 11 * other % 150).min(prompt);
+            let text = ids(1 + other, len + self.steps);
+            let sequence = self.enter(&text[..len])?;
+            sequences.push((false, text, sequence));
         }
+        sequences.push((true, ids_of.to_vec(), self.enter(&ids_of[..prompt])?));
         let (mut logits, mut wrong_tokens) = (Vec::new(), 0);
         for step in 0..self.steps {
             let count = sequences.len();
             sequences.rotate_left(step % count);
             let mut rows = Vec::with_capacity(count);
-            for (slot, ids, sequence) in &mut sequences {
-                let position = sequence.len();
-                if sequence.is_full() {
-                    sequence.reserve_page()?;
-                    self.decoder.update_pages(*slot, &mut sequence.pages_mut())?;
-                }
-                rows.push(DecodeRow {
-                    slot: *slot,
-                    token: ids[position],
-                    position,
-                    draw: draw(step),
-                });
+            for (_, ids, sequence) in &mut sequences {
+                let token = ids[sequence.len()];
+                rows.push(self.slots.row(sequence, token, draw(step))?);
             }
-            self.decoder.begin(&rows)?;
-            let tokens = self.decoder.finish()?;
-            for (row, (own, _, sequence)) in sequences.iter_mut().enumerate() {
+            self.slots.begin(&rows)?;
+            let tokens = self.slots.finish()?;
+            for (row, (is_checked, _, sequence)) in sequences.iter_mut().enumerate() {
                 if sequence.advance() {
-                    sequence.seal_page(&self.decoder.gate_sums(*own)?);
+                    self.slots.seal_page(sequence)?;
                 }
-                if *own == slot {
-                    let values = self.decoder.logits(row)?;
+                if *is_checked {
+                    let values = self.slots.logits(row)?;
                     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
                     let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let best = match draw(step) {
@@ -311,5 +389,9 @@ mod tests {
         let model = model_of(case.name, case.config.clone(), &device).unwrap();
         let checked = check_model(&model, &case).unwrap().expect("the oracle has slots");
         assert!(checked.passed(&device), "{}", checked.describe(&case, &device));
+        let model = model_of("greedy", ModelConfig::fox_llama(32, 1, 2), &device).unwrap();
+        let found = greedy_error(&model).unwrap();
+        assert!(found.error < 1e-6, "{}", found.error);
+        assert_eq!((found.same, found.tokens), (3 * STEPS, 3 * STEPS));
     }
 }

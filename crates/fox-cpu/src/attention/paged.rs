@@ -5,8 +5,9 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    AttentionWeights, Error, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment,
-    Slab, Tensor, check_paged_attention, gathered_attention, held_pages,
+    AttentionWeights, Error, Mask, NewKeys, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result,
+    Segment, Slab, Tensor, check_paged_attention, check_write_pages, copy_to_pages,
+    gathered_attention, held_pages, host_gate_totals,
 };
 use rayon::prelude::*;
 
@@ -18,10 +19,20 @@ use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, dot, exp, scale_add, update};
+use crate::sink;
 
 impl PagedOps for Cpu {
     fn gates_in_pages(&self) -> bool {
         false
+    }
+
+    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
+        host_gate_totals(self, log_gates, ranges)
+    }
+
+    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+        check_write_pages(self, new, keys, first)?;
+        copy_to_pages(new, keys, first)
     }
 
     fn paged_attention(
@@ -73,6 +84,10 @@ impl<'a> Unit<'a> {
 pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
+    if spec.sinks.is_some() {
+        // Rows without queries have no visible key.
+        lse.fill(f32::NEG_INFINITY);
+    }
     let call = PagedAttention {
         cpu,
         spec,
@@ -102,7 +117,10 @@ pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec)
             heads.into_par_iter().try_for_each(|head| call.tiled(unit, head))
         }
     })?;
-    Ok(cpu.tensor(o, q.shape(), q.device()))
+    let o = cpu.tensor(o, q.shape(), q.device());
+    let Some(sinks) = &spec.sinks else { return Ok(o) };
+    let lse = cpu.tensor(lse, [q.rows(), spec.heads], q.device());
+    Ok(sink::forward(cpu, &o, &lse, sinks)?.0)
 }
 
 impl PagedAttention<'_> {
@@ -207,14 +225,16 @@ impl PagedAttention<'_> {
             };
             // SAFETY: no other task writes this row's columns of this head.
             let out = unsafe { self.o.slice((row * self.spec.heads + head) * d, d) };
-            combine(&partial, d + CHUNK * PAGE, &results, out);
+            // SAFETY: the same for its entry of `lse`.
+            let lse = unsafe { self.lse.slice(row * self.spec.heads + head, 1) };
+            lse[0] = combine(&partial, d + CHUNK * PAGE, &results, out);
         }
         Ok(())
     }
 }
 
-/// Weighs the chunks' outputs, `stride` apart, by their maxima and sums.
-fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f32]) {
+/// Weighs the chunks' outputs, `stride` apart, by their maxima and sums; the log of the sum of all weights.
+fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f32]) -> f32 {
     let maximum = results.iter().fold(f32::NEG_INFINITY, |max, r| max.max(r.0));
     let mut sum = 0.0;
     for (part, (m, l)) in partial.chunks(stride).zip(results) {
@@ -223,6 +243,7 @@ fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f3
         out.iter_mut().zip(part).for_each(|(o, x)| *o += weight * x);
     }
     out.iter_mut().for_each(|o| *o /= sum);
+    maximum + sum.ln()
 }
 
 /// The data of a page for one query head.

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use fox_tensor::{DType, INT8_BLOCK as BLOCK, Result, Storage, WeightFormat};
+use fox_tensor::{DType, INT8_BLOCK as BLOCK, Result, Storage, WeightFormat, quantize_int8};
 use rayon::prelude::*;
 
 use super::product::{Matrix, multiply_columns};
@@ -72,7 +72,7 @@ impl Packed {
                 out.zip(scales_out).zip(w.par_chunks(cols)).for_each(|((out, scales), row)| {
                     let blocks = out.chunks_mut(BLOCK).zip(row.chunks(BLOCK));
                     for ((out, x), scale) in blocks.zip(scales) {
-                        *scale = quantize(x, out);
+                        *scale = quantize_int8(x, out);
                     }
                 });
                 Values::Int8(data, scales)
@@ -251,16 +251,6 @@ fn to_bf16(x: f32) -> u16 {
 
 fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
-}
-
-/// Rounds a block to 8 bits; its scale.
-fn quantize(x: &[f32], out: &mut [i8]) -> f32 {
-    let largest = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-    let scale = largest / 127.0;
-    let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    // Casts saturate, and NaN becomes 0.
-    out.iter_mut().zip(x).for_each(|(out, x)| *out = (x * factor).round() as i8);
-    scale
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use fox_tensor::Result;
 
-use super::channel::finish_gradients;
+use super::channel::{Left, finish_gradients};
 use super::chunk::Chunk;
 use super::kernels::{self, Rows};
 use super::solve::{Sides, System};
@@ -65,8 +65,9 @@ pub struct Backward<'a> {
     d_square: Buffer,
     /// `[n]` per head, or `[n, dk]` with a decay per channel: the gradient of each token's log decay, before suffix sums.
     flow: Buffer,
-    /// `[n, dk]`, with a decay per channel.
+    /// `[n, dk]`, with a decay per channel; for the delta rule also the gradient of the keys that read the state.
     scratch: Buffer,
+    d_reading_keys: Buffer,
     line: Buffer,
     dwrite: Buffer,
     dskip: Vec<f32>,
@@ -95,7 +96,7 @@ impl<'a> Backward<'a> {
             d_errors: take(n * width)?,
             faded: take(n * width)?,
             faded_d_out: take(n * width)?,
-            faded_d_errors: when(scan.is_delta(), n * width)?,
+            faded_d_errors: when(scan.is_delta() && !scan.by_channel, n * width)?,
             read: when(decays && !scan.by_channel, n * width)?,
             dq: take(n * dk)?,
             dk: take(n * dk)?,
@@ -104,6 +105,7 @@ impl<'a> Backward<'a> {
             d_square: take(n * n)?,
             flow: take(if scan.by_channel { n * dk } else { n })?,
             scratch: when(scan.by_channel, n * dk)?,
+            d_reading_keys: when(scan.by_channel && scan.is_delta(), n * dk)?,
             line: take(n)?,
             dwrite: take(n)?,
             dskip: vec![0.0; unit.heads],
@@ -361,7 +363,7 @@ impl<'a> Backward<'a> {
         kernels::block_dot(self.chunk.scan.cpu.level(), rows, d_state, next, dv)
     }
 
-    /// A chunk whose decays are per channel: one head, additive.
+    /// A chunk of one head whose decays are per channel.
     fn chunk_by_channel(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
         let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
         let (dk, dv, scale) = (scan.spec.key_dim, scan.spec.value_dim, scan.spec.scale);
@@ -374,14 +376,33 @@ impl<'a> Backward<'a> {
         let scores = Matrix::strided(&self.chunk.scores, n, n, n);
         multiply_here(1.0, channels.faded_keys(), d_state, &mut self.d_written, dv, false);
         multiply_here(scale, scores.t(), d_out, &mut self.d_written, dv, true);
-        let strength = &self.chunk.strength[..n];
-        let d_written = Rows::new(&self.d_written, dv);
-        kernels::scale_rows(level, 1.0, strength, d_written, dv, &mut self.d_errors, dv);
-        self.value_gradients(0, out);
+        if scan.is_delta() {
+            self.chunk.load_system(0);
+            let (lower, write) = (&self.chunk.square[..n * n], &self.chunk.strength[..n]);
+            System { level, n, lower, write }.backward(&mut Sides {
+                x: &mut self.d_written,
+                scaled: &mut self.d_errors,
+                width: dv,
+                stride: dv,
+            });
+        } else {
+            let strength = &self.chunk.strength[..n];
+            let d_written = Rows::new(&self.d_written, dv);
+            kernels::scale_rows(level, 1.0, strength, d_written, dv, &mut self.d_errors, dv);
+        }
+        let len = n * dk;
+        if scan.is_delta() {
+            // Keys that read the state, `E = V - (K * p) S - A W`: before the chunk, then inside.
+            let d_errors = Matrix::strided(&self.d_errors, n, dv, dv);
+            let written = Matrix::strided(&self.chunk.written, n, dv, dv);
+            let d_reading = &mut self.d_reading_keys[..len];
+            multiply_here(-1.0, d_errors, state.t(), &mut self.scratch, dk, false);
+            kernels::multiply(level, 1.0, &self.scratch[..len], channels.prefix(), d_reading);
+            multiply_here(-1.0, d_errors, written.t(), &mut self.d_overlaps, n, false);
+        }
         // Queries and keys: across the chunk's borders, then inside.
         let d_state = Matrix::strided(&self.d_state, dk, dv, dv);
         let written = Matrix::strided(&self.chunk.written, n, dv, dv);
-        let len = n * dk;
         multiply_here(scale, d_out, state.t(), &mut self.scratch, dk, false);
         kernels::multiply(level, 1.0, &self.scratch[..len], channels.prefix(), &mut self.dq[..len]);
         multiply_here(1.0, written, d_state.t(), &mut self.scratch, dk, false);
@@ -390,11 +411,22 @@ impl<'a> Backward<'a> {
         multiply_here(scale, d_out, written.t(), d_scores, n, false);
         channels.scores_backward(
             level,
+            Left::Queries,
             d_scores,
             &mut self.dq[..len],
             &mut self.dk[..len],
             &mut self.scratch,
         );
+        if scan.is_delta() {
+            channels.scores_backward(
+                level,
+                Left::Keys,
+                &self.d_overlaps[..n * n],
+                &mut self.d_reading_keys[..len],
+                &mut self.dk[..len],
+                &mut self.scratch,
+            );
+        }
         self.line[..n].iter_mut().zip(d_scores.iter().step_by(n + 1)).for_each(|(x, d)| *x = *d);
         finish_gradients(
             level,
@@ -406,6 +438,11 @@ impl<'a> Backward<'a> {
             &mut self.dk[..len],
             &mut self.flow[..len],
         );
+        if scan.is_delta() {
+            let d_reading = &self.d_reading_keys[..len];
+            kernels::add_products(level, channels.k(), d_reading, &mut self.flow[..len]);
+            kernels::add(level, d_reading, &mut self.dk[..len]);
+        }
         if let Some(next) = next {
             let ones = vec![1.0; dk];
             let (d_state, next) = (Rows::new(&self.d_state, dv), Rows::new(next, dv));
@@ -420,6 +457,11 @@ impl<'a> Backward<'a> {
         }
         kernels::scale_own_rows(level, 1.0, channels.last_prefix(), dv, &mut self.d_state, dv);
         multiply_here(scale, channels.faded_queries().t(), d_out, &mut self.d_state, dv, true);
+        if scan.is_delta() {
+            let d_errors = Matrix::strided(&self.d_errors, n, dv, dv);
+            multiply_here(-1.0, channels.early_keys().t(), d_errors, &mut self.d_state, dv, true);
+        }
+        self.value_gradients(0, out);
         self.chunk.channels = Some(channels);
     }
 

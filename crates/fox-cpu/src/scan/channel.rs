@@ -30,6 +30,8 @@ pub struct Channels {
     suffix: Buffer,
     faded_q: Buffer,
     faded_k: Buffer,
+    /// Keys decayed from the chunk's start; for the delta rule.
+    early_k: Buffer,
     /// Decays from the block's start to its queries, and from earlier keys to the block's start.
     query_factors: Buffer,
     key_factors: Buffer,
@@ -45,7 +47,7 @@ fn rows(buffer: &[f32], first: usize, count: usize, dk: usize) -> &[f32] {
 }
 
 impl Channels {
-    pub fn new(cpu: &Cpu, n: usize, dk: usize) -> Result<Self> {
+    pub fn new(cpu: &Cpu, n: usize, dk: usize, delta: bool) -> Result<Self> {
         let take = || cpu.pool().take(n * dk);
         Ok(Channels {
             n,
@@ -57,6 +59,7 @@ impl Channels {
             suffix: take()?,
             faded_q: take()?,
             faded_k: take()?,
+            early_k: cpu.pool().take(if delta { n * dk } else { 0 })?,
             query_factors: take()?,
             key_factors: take()?,
             decayed_q: take()?,
@@ -68,14 +71,15 @@ impl Channels {
     /// Gathers a chunk.
     pub fn load(&mut self, scan: &Scan<'_>, unit: &Unit, row: usize, n: usize) {
         let (dk, level) = (self.dk, scan.cpu.level());
-        let (len, stride) = (n * dk, scan.spec.heads * dk);
+        let len = n * dk;
         self.n = n;
         let log_decay = scan.log_decay.unwrap_or_default();
         for r in 0..n {
-            let from = (row + r) * stride + unit.first_head * dk;
-            self.q[r * dk..][..dk].copy_from_slice(&scan.q[from..][..dk]);
-            self.k[r * dk..][..dk].copy_from_slice(&scan.k[from..][..dk]);
-            let log_decay = &log_decay[from..][..dk];
+            let key = ((row + r) * scan.spec.key_heads + unit.key_head) * dk;
+            self.q[r * dk..][..dk].copy_from_slice(&scan.q[key..][..dk]);
+            self.k[r * dk..][..dk].copy_from_slice(&scan.k[key..][..dk]);
+            let log_decay =
+                &log_decay[((row + r) * scan.spec.heads + unit.first_head) * dk..][..dk];
             kernels::exponential(level, log_decay, &mut self.decay[r * dk..][..dk]);
         }
         let decay = &self.decay[..len];
@@ -84,6 +88,9 @@ impl Channels {
         let (q, k) = (&self.q[..len], &self.k[..len]);
         kernels::multiply(level, 1.0, q, &self.prefix[..len], &mut self.faded_q[..len]);
         kernels::multiply(level, 1.0, k, &self.suffix[..len], &mut self.faded_k[..len]);
+        if scan.is_delta() {
+            kernels::multiply(level, 1.0, k, &self.prefix[..len], &mut self.early_k[..len]);
+        }
     }
 
     /// Queries decayed from the chunk's start.
@@ -94,6 +101,11 @@ impl Channels {
     /// Keys decayed to the chunk's end.
     pub fn faded_keys(&self) -> Matrix<'_> {
         Matrix::strided(&self.faded_k, self.n, self.dk, self.dk)
+    }
+
+    /// Keys decayed from the chunk's start; loaded for the delta rule only.
+    pub fn early_keys(&self) -> Matrix<'_> {
+        Matrix::strided(&self.early_k, self.n, self.dk, self.dk)
     }
 
     pub fn prefix(&self) -> &[f32] {
@@ -117,30 +129,31 @@ impl Channels {
         &self.k[..self.n * self.dk]
     }
 
-    /// `A[n, n]`, zero above the diagonal.
-    pub fn scores(&mut self, level: Level, out: &mut [f32]) {
+    /// `A[n, n]` of queries or keys with keys, zero above the diagonal.
+    pub fn scores(&mut self, level: Level, left: Left, out: &mut [f32]) {
         let (n, dk) = (self.n, self.dk);
         out.fill(0.0);
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
             if start > 0 {
-                self.decay_to_block(level, start, count);
+                self.decay_to_block(level, left, start, count);
                 let queries = Matrix::strided(&self.decayed_q, count, dk, dk);
                 let keys = Matrix::strided(&self.decayed_k, start, dk, dk);
                 multiply_here(1.0, queries, keys.t(), &mut out[start * n..], n, false);
             }
             let block = Block { start, count, n, dk };
-            let operands = (&self.q[..], &self.k[..], &self.decay[..]);
+            let operands = (left.of(&self.q, &self.k), &self.k[..], &self.decay[..]);
             block_scores(level, block, operands, &mut self.running, out);
         }
     }
 
-    /// Adds the gradients of queries and keys that come from the scores below the diagonal.
+    /// Adds the gradients of the left operand and of the keys that come from the scores below the diagonal.
     pub fn scores_backward(
         &mut self,
         level: Level,
+        left: Left,
         d_scores: &[f32],
-        dq: &mut [f32],
+        d_left: &mut [f32],
         dk_out: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -148,12 +161,12 @@ impl Channels {
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
             if start > 0 {
-                self.decay_to_block(level, start, count);
+                self.decay_to_block(level, left, start, count);
                 let d = Matrix::strided(&d_scores[start * n..], count, start, n);
                 let keys = Matrix::strided(&self.decayed_k, start, dk, dk);
                 multiply_here(1.0, d, keys, scratch, dk, false);
                 let factors = &self.query_factors[..count * dk];
-                let own = &mut dq[start * dk..][..count * dk];
+                let own = &mut d_left[start * dk..][..count * dk];
                 kernels::add_products(level, factors, &scratch[..count * dk], own);
                 let queries = Matrix::strided(&self.decayed_q, count, dk, dk);
                 multiply_here(1.0, d.t(), queries, scratch, dk, false);
@@ -161,23 +174,41 @@ impl Channels {
                 kernels::add_products(level, factors, &scratch[..len], &mut dk_out[..len]);
             }
             let block = Block { start, count, n, dk };
-            let operands = (&self.q[..], &self.k[..], &self.decay[..]);
-            block_gradients(level, block, operands, &mut self.running, d_scores, dq, dk_out);
+            let operands = (left.of(&self.q, &self.k), &self.k[..], &self.decay[..]);
+            block_gradients(level, block, operands, &mut self.running, d_scores, d_left, dk_out);
         }
     }
 
-    /// Queries of the block at `start` and keys before it, each decayed towards the block's start.
-    fn decay_to_block(&mut self, level: Level, start: usize, count: usize) {
+    /// Left operands of the block at `start` and keys before it, each decayed towards the block's start.
+    fn decay_to_block(&mut self, level: Level, left: Left, start: usize, count: usize) {
         let (dk, decay) = (self.dk, &self.decay[..]);
         let len = count * dk;
         let factors = &mut self.query_factors[..len];
         kernels::prefix_products(level, dk, rows(decay, start, count, dk), factors);
-        let q = rows(&self.q, start, count, dk);
+        let q = rows(left.of(&self.q, &self.k), start, count, dk);
         kernels::multiply(level, 1.0, factors, q, &mut self.decayed_q[..len]);
         let len = start * dk;
         let factors = &mut self.key_factors[..len];
         kernels::suffix_products(level, dk, &decay[..len], factors);
         kernels::multiply(level, 1.0, factors, &self.k[..len], &mut self.decayed_k[..len]);
+    }
+}
+
+/// The operand that is multiplied with the keys.
+#[derive(Clone, Copy)]
+pub enum Left {
+    /// Queries: the scores that weigh the writes in the output.
+    Queries,
+    /// Keys: the overlaps of the delta rule.
+    Keys,
+}
+
+impl Left {
+    fn of<'x>(self, q: &'x [f32], k: &'x [f32]) -> &'x [f32] {
+        match self {
+            Left::Queries => q,
+            Left::Keys => k,
+        }
     }
 }
 

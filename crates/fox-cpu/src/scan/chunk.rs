@@ -2,7 +2,7 @@
 
 use fox_tensor::Result;
 
-use super::channel::Channels;
+use super::channel::{Channels, Left};
 use super::kernels::{self, Rows};
 use super::solve::{Sides, System};
 use super::{CHUNK, Scan, Unit};
@@ -22,13 +22,13 @@ pub struct Chunk<'a> {
     pub suffix: Buffer,
     /// Strengths of the writes `[heads][n]`.
     pub strength: Buffer,
-    /// `Q K^T` (with a decay per channel: decayed) and, for the delta rule, `K K^T`.
+    /// `Q K^T` and, for the delta rule, `K K^T`; with a decay per channel, both decayed.
     pub scores: Buffer,
     pub overlaps: Buffer,
     /// The decay matrix of one head, and scratch `[n, n]`.
     pub decay_matrix: Buffer,
     pub square: Buffer,
-    /// For the delta rule: `K S` and `E`.
+    /// For the delta rule: `K S` (with a decay per channel, of keys decayed from the chunk's start) and `E`.
     pub read_keys: Buffer,
     pub errors: Buffer,
     /// Writes to the state, `W`.
@@ -62,7 +62,7 @@ impl<'a> Chunk<'a> {
             written: take(values)?,
             channels: scan
                 .by_channel
-                .then(|| Channels::new(scan.cpu, n, scan.spec.key_dim))
+                .then(|| Channels::new(scan.cpu, n, scan.spec.key_dim, scan.is_delta()))
                 .transpose()?,
         })
     }
@@ -104,7 +104,10 @@ impl<'a> Chunk<'a> {
         if let Some(channels) = &mut self.channels {
             let (scan, unit) = (self.scan, self.unit);
             channels.load(scan, unit, row, n);
-            channels.scores(scan.cpu.level(), &mut self.scores[..n * n]);
+            channels.scores(scan.cpu.level(), Left::Queries, &mut self.scores[..n * n]);
+            if scan.is_delta() {
+                channels.scores(scan.cpu.level(), Left::Keys, &mut self.overlaps[..n * n]);
+            }
         } else {
             self.load_decay();
             multiply_here(1.0, self.q(), self.k().t(), &mut self.scores, n, false);
@@ -165,16 +168,26 @@ impl<'a> Chunk<'a> {
     fn solve(&mut self, state: &[f32]) {
         let (n, dk, dv) = (self.n, self.scan.spec.key_dim, self.scan.spec.value_dim);
         let (width, level) = (self.width(), self.scan.cpu.level());
-        multiply_here(1.0, self.k(), self.k().t(), &mut self.overlaps, n, false);
         let state = Matrix::strided(state, dk, width, width);
-        multiply_here(1.0, self.k(), state, &mut self.read_keys, width, false);
         let ones = [1.0; CHUNK];
+        match &self.channels {
+            Some(channels) => {
+                multiply_here(1.0, channels.early_keys(), state, &mut self.read_keys, width, false);
+            }
+            None => {
+                multiply_here(1.0, self.k(), self.k().t(), &mut self.overlaps, n, false);
+                multiply_here(1.0, self.k(), state, &mut self.read_keys, width, false);
+            }
+        }
         for h in 0..self.unit.heads {
             let v = self.head_rows(self.scan.v, h);
             let errors = &mut self.errors[h * dv..];
             kernels::scale_rows(level, 1.0, &ones[..n], v, dv, errors, width);
             let read = Rows::new(&self.read_keys[h * dv..], width);
-            let prefix = &self.prefix[h * n..][..n];
+            let prefix = match self.channels {
+                Some(_) => &ones[..n],
+                None => &self.prefix[h * n..][..n],
+            };
             kernels::add_scaled_rows(level, -1.0, prefix, read, dv, errors, width);
             self.load_system(h);
             let (lower, write) = (&self.square[..n * n], &self.strength[h * n..][..n]);
@@ -187,13 +200,18 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// The triangle of the delta rule's system for head `h`, in `square`; its decay matrix too.
+    /// The triangle of the delta rule's system for head `h`, in `square`; its decay matrix too, where decays are per
+    /// head.
     pub fn load_system(&mut self, h: usize) {
         let n = self.n;
-        self.load_decay_matrix(h);
-        let (overlaps, decays) = (&self.overlaps[..n * n], &self.decay_matrix[..n * n]);
-        let square = &mut self.square[..n * n];
-        kernels::multiply(self.scan.cpu.level(), 1.0, overlaps, decays, square);
-        square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
+        if self.scan.by_channel {
+            self.square[..n * n].copy_from_slice(&self.overlaps[..n * n]);
+        } else {
+            self.load_decay_matrix(h);
+            let (overlaps, decays) = (&self.overlaps[..n * n], &self.decay_matrix[..n * n]);
+            let square = &mut self.square[..n * n];
+            kernels::multiply(self.scan.cpu.level(), 1.0, overlaps, decays, square);
+        }
+        self.square[..n * n].iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
     }
 }

@@ -121,9 +121,14 @@ impl<'a> Scan<'a> {
         self.spec.heads / self.spec.key_heads
     }
 
+    /// Heads of a unit: one where decays are per channel, because these are part of the products of keys.
+    fn heads_per_unit(&self) -> usize {
+        if self.by_channel { 1 } else { HEADS_PER_UNIT }
+    }
+
     /// Units that share a head of keys.
     fn splits(&self) -> usize {
-        self.group().div_ceil(HEADS_PER_UNIT)
+        self.group().div_ceil(self.heads_per_unit())
     }
 
     fn is_delta(&self) -> bool {
@@ -135,13 +140,13 @@ impl<'a> Scan<'a> {
         for (index, &segment) in self.spec.segments.as_slice().iter().enumerate() {
             for key_head in 0..self.spec.key_heads {
                 for split in 0..self.splits() {
-                    let first = split * HEADS_PER_UNIT;
+                    let first = split * self.heads_per_unit();
                     units.push(Unit {
                         index,
                         segment,
                         key_head,
                         first_head: key_head * self.group() + first,
-                        heads: HEADS_PER_UNIT.min(self.group() - first),
+                        heads: self.heads_per_unit().min(self.group() - first),
                         split,
                         chunks_before,
                     });

@@ -75,14 +75,15 @@ impl Cuda {
         let src = self.operand(src, from_type)?;
         let from = src.address() + (src_row * width * from_type.size()) as u64;
         let to = self.writable(dst)?.write().address() + (dst_row * width * to_type.size()) as u64;
-        match (from_type, to_type) {
-            // SAFETY: both ranges were just checked.
-            _ if from_type == to_type => unsafe {
-                self.gpu.copy(to, from, count * width * from_type.size())
-            },
-            (DType::F32, DType::Bf16) => self.narrow_values("narrow", to, from, count * width),
-            (DType::Bf16, DType::F32) => self.widen_values("widen", to, from, count * width),
-            _ => Err(Error::argument("copy_rows", format!("{from_type} to {to_type}"))),
+        let values = count * width;
+        // SAFETY: both ranges were just checked.
+        unsafe {
+            match (from_type, to_type) {
+                _ if from_type == to_type => self.gpu.copy(to, from, values * from_type.size()),
+                (DType::F32, DType::Bf16) => self.narrow_values("narrow", to, from, values),
+                (DType::Bf16, DType::F32) => self.widen_values("widen", to, from, values),
+                _ => Err(Error::argument("copy_rows", format!("{from_type} to {to_type}"))),
+            }
         }
     }
 

@@ -34,13 +34,13 @@ impl Cuda {
     }
 
     fn join_all(&self, place: RankInfo, invitation: &[u8]) -> Result<String> {
+        let id = peers::parse_id(invitation)?;
         peers::check_environment(place)?;
         let fresh = Peers::new(&self.gpu, place)?;
         if self.connection.peers.set(fresh).is_err() {
             return Err(Error::argument("peers", "the GPU is already connected to other ranks"));
         }
-        let version =
-            self.peers()?.join(invitation, || self.connection.aborted.load(Ordering::SeqCst))?;
+        let version = self.peers()?.join(id, || self.connection.aborted.load(Ordering::SeqCst))?;
         Ok(format!("NCCL {version}, send/recv to the owner"))
     }
 
@@ -142,14 +142,17 @@ impl PeerOps for Cuda {
     }
 
     fn join_peers(&self, place: RankInfo, invitation: &[u8]) -> fox_tensor::Result<String> {
+        fox_tensor::check_join_peers(place)?;
         Ok(self.join_all(place, invitation)?)
     }
 
     fn begin_reduce(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_collective(self, self.peers()?.place.size, tensors)?;
         Ok(self.sum_over_peers(tensors)?)
     }
 
     fn begin_broadcast(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_collective(self, self.peers()?.place.size, tensors)?;
         Ok(self.share_with_peers(tensors)?)
     }
 

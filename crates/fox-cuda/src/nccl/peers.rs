@@ -77,6 +77,12 @@ pub(super) fn bootstrap_id() -> Result<Vec<u8>> {
     Ok(id.0.to_vec())
 }
 
+/// The bootstrap id that another rank has sent.
+pub(super) fn parse_id(invitation: &[u8]) -> Result<UniqueId> {
+    let wrong = |_| Error::argument("peers", "the bootstrap id does not have NCCL's length");
+    Ok(UniqueId(invitation.try_into().map_err(wrong)?))
+}
+
 /// Checks that NCCL accepts the ranks: those that share a GPU must seem to be on different machines.
 pub(super) fn check_environment(place: RankInfo) -> Result<()> {
     if !place.shares_device || std::env::var_os("NCCL_HOSTID").is_some() {
@@ -111,9 +117,7 @@ impl Peers {
     }
 
     /// Connects with all ranks, which call this with the same bootstrap id; the version of NCCL.
-    pub(super) fn join(&self, invitation: &[u8], over: impl Fn() -> bool) -> Result<String> {
-        let wrong = |_| Error::argument("peers", "the bootstrap id does not have NCCL's length");
-        let id = UniqueId(invitation.try_into().map_err(wrong)?);
+    pub(super) fn join(&self, id: UniqueId, over: impl Fn() -> bool) -> Result<String> {
         let (rank, size) = (self.place.rank as c_int, self.place.size as c_int);
         let config = Config::not_blocking();
         let mut comm = self.lock();

@@ -2,8 +2,8 @@
 
 use fox_tensor::{Activation, DType, Device, Tensor};
 
-use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant};
+use crate::backend::{Cuda, f32_buffer};
 use crate::{Buffer, Result, Source};
 
 /// Threads of a block, at most.
@@ -75,12 +75,11 @@ impl Cuda {
         len: usize,
         device: &Device,
     ) -> Result<Tensor> {
-        let sums = self.column_sums(partial.address(), DType::F32, slices, width, None, device)?;
-        if len == width {
-            return Ok(sums);
+        let sums = self.column_sums(partial, [slices, width], None, device)?;
+        match len == width {
+            true => Ok(sums),
+            false => self.column_sums(f32_buffer(&sums)?, [width / len, len], None, device),
         }
-        let at = self.real(&sums)?.address();
-        self.column_sums(at, DType::F32, width / len, len, None, device)
     }
 }
 

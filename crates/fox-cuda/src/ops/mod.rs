@@ -4,6 +4,7 @@
 //! `kernel_params!`. `variants` below is the list of all of them.
 
 pub mod attention;
+mod channel_decay;
 pub(crate) mod columns;
 mod conv;
 mod decode;
@@ -44,6 +45,7 @@ pub fn decode_sources() -> Vec<Source> {
 /// for: source and defines. For compilation checks.
 pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     let ops = [
+        channel_decay::variants,
         columns::variants,
         conv::variants,
         elementwise::variants,

@@ -19,6 +19,7 @@ struct Options {
     int window;
     bool shifted, turned, normed, shared;
     double threshold;
+    bool sinks;
 };
 
 // Pages of a sequence, full of NaN where nothing was written, and the same by position.
@@ -101,6 +102,9 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     const Floats raw = numbers(ROWS * stride), gate_bias = numbers(heads, 1.f, 0.2f);
     const Floats q_norm = numbers(o.shared ? D : heads * D, 1.f, 0.2f), out_norm = numbers(heads * D, 1.f, 0.2f);
     const Floats k_norm = numbers(o.shared ? D : raw_width, 1.f, 0.2f);
+    // From a sink without weight to one that takes nearly all.
+    Floats sinks;
+    for (int head = 0; head < heads; ++head) sinks.push_back(head % 3 == 0 ? -300.f : 6.f * (head % 3) - 5.f);
     std::vector<float2> angles;
     for (int position = 0; position < 1024; ++position) {
         for (int m = 0; m < D / 2; ++m) {
@@ -133,7 +137,9 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     launch(grid, 128, [&] { attention::decode_attention(a); });
 
     DecodeMerge m{};
-    m.rows = tokens.data(), m.partials = partials.data(), m.raw = raw.data(), m.norm = out_norm.data(), m.y = y.data();
+    m.rows = tokens.data(), m.partials = partials.data(), m.raw = raw.data(), m.y = y.data();
+    // An output norm would hide what the sinks take.
+    m.norm = o.sinks ? nullptr : out_norm.data(), m.sinks = o.sinks ? sinks.data() : nullptr;
     m.stride = stride, m.heads = heads, m.gate = start[6], m.act = ACT_SIGMOID, m.eps = 1e-6f;
     launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_merge(m); });
 
@@ -179,11 +185,12 @@ static void check(const Options& o, const std::vector<int>& lengths) {
                 weights += weight;
                 for (int e = 0; e < D; ++e) out[e] += weight * own.v[key][head / group * D + e];
             }
+            if (o.sinks) weights += exp(double(sinks[head]));
             for (double& x : out) squares += (x /= weights) * x;
             for (int e = 0; e < D; ++e) {
                 const int column = head * D + e;
                 const double gate = 1.0 / (1.0 + exp(-u[start[6] + column]));
-                const double want = out[e] / sqrt(squares / D + 1e-6) * out_norm[column] * gate;
+                const double norm = o.sinks ? 1.0 : out_norm[column] / sqrt(squares / D + 1e-6), want = out[e] * norm * gate;
                 expect_close(bf16_to_float(y[blocked(row, column, heads * D, ROWS)]), want, 0.01, "output", row, column);
             }
         }
@@ -227,5 +234,6 @@ int main() {
     check(Options{4, 2, true, 0, true, true, true, true, -1.0}, {700, 64, 1});
     check(Options{8, 2, true, 150, false, false, false, false, -20.0}, {400, 127, 65});
     check(Options{2, 2, false, 0, true, true, true, false, -INFINITY}, {300, 5, 63});
+    check(Options{4, 2, true, 0, false, true, true, false, -20.0, true}, {400, 64, 0});
     for (int runs : {1, 4, 8}) check_norms(runs);
 }

@@ -2,12 +2,12 @@
 //!
 //! | ending | documents |
 //! |---|---|
-//! | `.txt`, `.text`, `.md` | the whole file, or the texts between separators |
+//! | `.txt`, `.text`, `.md`, and any other UTF-8 file | the whole file, or the texts between separators |
 //! | `.jsonl`, `.ndjson`, `.json` | one JSON object per line, text in a chosen field |
 //! | `.parquet` | one row, text in a chosen column (feature `parquet`) |
 //!
 //! Text and JSON lines may also end in `.zst` or `.gz`. A folder gives the files of these kinds in it and below it, in the
-//! order of their paths; other files and hidden ones are skipped. Empty documents are skipped too, and counted. A UTF-8
+//! order of their paths; binary files, hidden ones, run folders and prepared data are skipped. Empty documents are skipped too, and counted. A UTF-8
 //! byte order mark at the start of a file does not belong to its text.
 
 mod decompress;

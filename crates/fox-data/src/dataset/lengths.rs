@@ -81,6 +81,17 @@ impl DocumentLengths {
         }
     }
 
+    /// Tokens in complete windows of `window` tokens inside of documents, as a float for ratios.
+    pub fn in_windows(&self, window: u64) -> f64 {
+        let full = |len: u64| (len / window.max(1) * window) as f64;
+        match self {
+            Self::Uniform { documents, len } => *documents as f64 * full(*len),
+            Self::Varied { .. } => {
+                (0..self.documents()).filter_map(|d| self.len_of(d)).map(full).sum()
+            }
+        }
+    }
+
     /// Document and offset of token number `position` of the concatenated documents.
     pub fn locate(&self, position: u64) -> Option<(u64, u64)> {
         match self {

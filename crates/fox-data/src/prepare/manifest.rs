@@ -1,16 +1,17 @@
 //! `prepare.json`: the options of a preparation, so that only the same preparation resumes in a folder.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fox_base::{FolderLock, durable};
 use serde::{Deserialize, Serialize};
 
 use super::pipeline::Source;
-use super::{PrepareOptions, create_folders};
+use super::{PrepareOptions, Replace, create_folders};
 use crate::dataset::Split;
 use crate::error::{Error, Result};
 use crate::prepare::HeldOut;
+use crate::shard::INDEX_FILE;
 
 const MANIFEST_FILE: &str = "prepare.json";
 const LOCK_FILE: &str = "prepare.lock";
@@ -50,8 +51,9 @@ impl Manifest {
         }
     }
 
-    /// Locks the folder and writes the manifest into an empty one; in another, the manifest must be the same.
-    pub(super) fn claim(&self, out: &Path) -> Result<FolderLock> {
+    /// Locks the folder and writes the manifest into an empty one. In another, the manifest must be the same, or
+    /// `replace` must allow to remove what was prepared; true is returned where it was removed.
+    pub(super) fn claim(&self, out: &Path, replace: Replace) -> Result<(FolderLock, bool)> {
         let path = out.join(MANIFEST_FILE);
         // A foreign folder stays untouched; not even a lock is created in it.
         refuse_foreign(out, &path)?;
@@ -60,23 +62,37 @@ impl Manifest {
             .map_err(|holder| Error::Locked { path: out.to_path_buf(), pid: holder.pid })?;
         refuse_foreign(out, &path)?;
         create_folders(out)?;
+        let mut replaced = false;
         // Without a finished shard, other options may replace those of the failed run.
         if path.exists() && has_shards(out)? {
             let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
-            let different =
-                |detail| Error::DifferentPreparation { path: out.to_path_buf(), detail };
-            let found: Self = serde_json::from_slice(&bytes)
-                .map_err(|error| different(format!("{MANIFEST_FILE} is unreadable: {error}")))?;
-            return self.difference(&found).map_or(Ok(lock), |detail| Err(different(detail)));
+            let different = |detail, same_options| Error::DifferentPreparation {
+                path: out.to_path_buf(),
+                detail,
+                same_options,
+            };
+            let found: Result<Self> = serde_json::from_slice(&bytes).map_err(|error| {
+                different(format!("{MANIFEST_FILE} is unreadable: {error}"), false)
+            });
+            let difference = match &found {
+                Ok(found) => self.difference(found).map(|(detail, same)| different(detail, same)),
+                Err(_) => found.err(),
+            };
+            match difference {
+                None => return Ok((lock, false)),
+                Some(error) if !replace.allows(&error) => return Err(error),
+                Some(_) => remove_shards(out)?,
+            }
+            replaced = true;
         }
         let bytes = serde_json::to_vec_pretty(self)
             .map_err(|error| Error::BadIndex { path: path.clone(), detail: error.to_string() })?;
         durable::write(&path, &bytes)?;
-        Ok(lock)
+        Ok((lock, replaced))
     }
 
-    /// The first difference, in words.
-    fn difference(&self, found: &Self) -> Option<String> {
+    /// The first difference in words, and whether all options are the same.
+    fn difference(&self, found: &Self) -> Option<(String, bool)> {
         if self == found {
             return None;
         }
@@ -86,12 +102,40 @@ impl Manifest {
             ("held-out split", &found.held_out, &self.held_out),
         ];
         Some(match pairs.into_iter().find(|(_, a, b)| a != b) {
-            Some((what, found, now)) => format!("its {what} is {found}, now {now}"),
-            None if self.files != found.files => "its corpus files differ".to_owned(),
-            None if self.shard_tokens != found.shard_tokens => "its shard size differs".to_owned(),
-            None => "its separator or end marks differ".to_owned(),
+            Some((what, found, now)) => (format!("its {what} is {found}, now {now}"), false),
+            None if self.shard_tokens != found.shard_tokens => {
+                ("its shard size differs".to_owned(), false)
+            }
+            None if (&self.separator, self.end_mark) != (&found.separator, found.end_mark) => {
+                ("its separator or end marks differ".to_owned(), false)
+            }
+            None => ("its corpus files differ".to_owned(), true),
         })
     }
+}
+
+/// Removes the index and the shards of a preparation, the index first: without it nothing is taken for complete.
+pub(super) fn remove_shards(out: &Path) -> Result<()> {
+    let mut files = vec![out.join(INDEX_FILE)];
+    for split in [Split::Train, Split::HeldOut] {
+        files.extend(shards(&out.join(split.name()))?);
+    }
+    for path in files.iter().filter(|path| path.exists()) {
+        fs::remove_file(path).map_err(Error::io("remove", path))?;
+    }
+    Ok(())
+}
+
+/// The finished shards in a folder.
+fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
+        let path = entry.map_err(Error::io("list", folder))?.path();
+        if path.extension().is_some_and(|ending| ending == "tokens") {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 /// An error for a folder that has files but no manifest.
@@ -118,16 +162,8 @@ fn is_empty_folder(path: &Path) -> Result<bool> {
 
 /// Whether an earlier preparation has finished a shard.
 fn has_shards(out: &Path) -> Result<bool> {
-    for split in [Split::Train, Split::HeldOut] {
-        let folder = out.join(split.name());
-        for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
-            let path = entry.map_err(Error::io("list", &folder))?.path();
-            if path.extension().is_some_and(|ending| ending == "tokens") {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
+    let any = |split: Split| Ok::<_, Error>(!shards(&out.join(split.name()))?.is_empty());
+    Ok(any(Split::Train)? || any(Split::HeldOut)?)
 }
 
 fn is_bare(folder: &Path) -> Result<bool> {

@@ -53,6 +53,34 @@ pub struct PrepareOptions {
     pub end_mark: bool,
     /// Worker threads; 0 for one per core.
     pub threads: usize,
+    /// Whether another preparation in `out` is replaced.
+    pub replace: Replace,
+}
+
+/// Which preparation in the output folder is replaced instead of refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Replace {
+    /// None.
+    #[default]
+    Never,
+    /// One with the same options of an earlier version of the corpus.
+    ChangedCorpus,
+    /// Any preparation.
+    Always,
+}
+
+impl Replace {
+    /// Whether the preparation that `error` is about is replaced.
+    fn allows(self, error: &Error) -> bool {
+        match error {
+            Error::DifferentPreparation { same_options, .. } => match self {
+                Replace::Never => false,
+                Replace::ChangedCorpus => *same_options,
+                Replace::Always => true,
+            },
+            _ => false,
+        }
+    }
 }
 
 impl PrepareOptions {
@@ -67,6 +95,7 @@ impl PrepareOptions {
             shard_tokens: 1 << 24,
             end_mark: true,
             threads: 0,
+            replace: Replace::Never,
         }
     }
 }
@@ -74,7 +103,7 @@ impl PrepareOptions {
 /// How far a preparation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrepareProgress {
-    /// Bytes of the corpus read so far, as they lie on the disk.
+    /// Bytes of the corpus read and tokenized so far, as they lie on the disk.
     pub bytes_read: u64,
     /// Bytes of the whole corpus on the disk.
     pub bytes_total: u64,
@@ -101,6 +130,8 @@ pub struct PrepareReport {
     pub progress: PrepareProgress,
     /// Whether the folder was complete before, so that the corpus had only to be compared with it.
     pub already_complete: bool,
+    /// Whether another preparation in the folder was replaced.
+    pub replaced: bool,
     /// Held-out documents that are training documents as well; 0 unless they come from a separate corpus.
     pub shared_documents: u64,
 }
@@ -121,11 +152,21 @@ pub fn prepare(
             detail: "a shard needs at least one token; leave it out for the default size".into(),
         });
     }
-    let sources = sources(options)?;
-    let _lock = Manifest::new(options, &sources).claim(&options.out)?;
-    match complete_index(&options.out)? {
-        Some(index) => confirm(options, sources, index, &mut progress),
-        None => create(options, sources, &mut progress),
+    let corpora = sources(options)?;
+    let manifest = Manifest::new(options, &corpora);
+    let (_lock, replaced) = manifest.claim(&options.out, options.replace)?;
+    let report = match complete_index(&options.out)? {
+        Some(index) => confirm(options, corpora, index, &mut progress),
+        None => create(options, corpora, &mut progress),
+    };
+    match report {
+        // Files of the same sizes have other contents.
+        Err(error) if options.replace.allows(&error) => {
+            manifest::remove_shards(&options.out)?;
+            let report = create(options, sources(options)?, &mut progress)?;
+            Ok(PrepareReport { replaced: true, ..report })
+        }
+        report => Ok(PrepareReport { replaced, ..report? }),
     }
 }
 
@@ -163,7 +204,13 @@ fn confirm(
     })?;
     state.bytes_read = state.bytes_total;
     state.empty_documents = empty;
-    Ok(PrepareReport { index, progress: state, already_complete: true, shared_documents })
+    Ok(PrepareReport {
+        index,
+        progress: state,
+        already_complete: true,
+        replaced: false,
+        shared_documents,
+    })
 }
 
 /// Tokenizes what the finished shards lack and writes the index.
@@ -195,7 +242,7 @@ fn create(
             }
         }
         state.shards = output.shards();
-        state.bytes_read = reading.bytes.load(Ordering::Relaxed);
+        state.bytes_read = reading.bytes_done(state.text_bytes);
         state.empty_documents = reading.empty.load(Ordering::Relaxed);
         report_to(progress, &state)
     })?;
@@ -223,7 +270,13 @@ fn create(
         // Copies of a document are on the same side.
         HeldOut::None | HeldOut::Fraction { .. } | HeldOut::Ends { .. } => 0,
     };
-    Ok(PrepareReport { index, progress: state, already_complete: false, shared_documents })
+    Ok(PrepareReport {
+        index,
+        progress: state,
+        already_complete: false,
+        replaced: false,
+        shared_documents,
+    })
 }
 
 fn total_bytes(sources: &[Source]) -> u64 {

@@ -75,8 +75,22 @@ impl Source {
 pub(super) struct ReadProgress {
     /// Bytes of the corpus, as they lie on the disk.
     pub(super) bytes: AtomicU64,
+    /// Bytes of the text of documents that are to be tokenized.
+    text: AtomicU64,
     /// Empty documents skipped.
     pub(super) empty: AtomicU64,
+}
+
+impl ReadProgress {
+    /// Bytes of the corpus on the disk that are read and tokenized, after `tokenized` bytes of text. A long document is
+    /// read at once and tokenized in chunks.
+    pub(super) fn bytes_done(&self, tokenized: u64) -> u64 {
+        let (bytes, text) = (self.bytes.load(Ordering::Relaxed), self.text.load(Ordering::Relaxed));
+        match text {
+            0 => bytes,
+            text => (bytes as f64 * (tokenized as f64 / text as f64).min(1.0)) as u64,
+        }
+    }
 }
 
 /// Input of the writer, in the order of the corpus.
@@ -180,8 +194,11 @@ impl<'a> BundleSender<'a> {
         reading: &ReadProgress,
         out: &Path,
     ) -> Result<()> {
-        let changed =
-            |detail: String| Error::DifferentPreparation { path: out.to_path_buf(), detail };
+        let changed = |detail: String| Error::DifferentPreparation {
+            path: out.to_path_buf(),
+            detail,
+            same_options: true,
+        };
         let (mut bytes_before, mut empty_before) = (0, 0);
         for source in sources {
             let mut documents = source.corpus.documents();
@@ -197,6 +214,9 @@ impl<'a> BundleSender<'a> {
                         let file = documents.file().map_or("", |file| file.name.as_str());
                         changed(format!("the corpus file {file} has changed since"))
                     })?;
+                    if !skip {
+                        reading.text.fetch_add(text.len() as u64, Ordering::Relaxed);
+                    }
                     if self.push_document(text, split, hash, skip).is_err() {
                         return Ok(());
                     }
@@ -344,5 +364,32 @@ impl Budget {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.closed = true;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn budget_can_be_used_up_exactly() {
+        let budget = Budget::default();
+        let (send, receive) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for bytes in [1, BUDGET_BYTES - 1, 1] {
+                    let _ = send.send(budget.acquire(bytes));
+                }
+            });
+            let wait = |ms| receive.recv_timeout(Duration::from_millis(ms));
+            let first_two = [wait(10_000), wait(10_000)];
+            let third = wait(50);
+            budget.close();
+            assert_eq!(first_two, [Ok(true), Ok(true)]);
+            assert!(third.is_err(), "one byte more than the budget");
+        });
     }
 }

@@ -140,3 +140,15 @@ pub(super) fn table_checksum(
     hasher.write(&tokenizer.to_le_bytes());
     hasher.finish_128()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_starts_at_a_multiple_of_eight_bytes() {
+        let paddings = |width: TokenWidth| (0..5).map(|n| width.padding(n)).collect::<Vec<_>>();
+        assert_eq!(paddings(TokenWidth::Two), [0, 6, 4, 2, 0]);
+        assert_eq!(paddings(TokenWidth::Four), [0, 4, 0, 4, 0]);
+    }
+}

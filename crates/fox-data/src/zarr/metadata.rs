@@ -175,6 +175,18 @@ mod tests {
     }
 
     #[test]
+    fn reads_every_token_type() {
+        let ids = [("|u1", TokenType::U8), ("<u2", TokenType::U16)];
+        for (name, kind) in [&ids[..], &[("<u4", TokenType::U32), ("<i4", TokenType::U32)]].concat()
+        {
+            let mut json = longcrawl64();
+            json["dtype"] = json!(name);
+            let metadata = ZarrMetadata::parse(json.to_string().as_bytes()).unwrap();
+            assert_eq!(metadata.token_type, kind, "{name}");
+        }
+    }
+
+    #[test]
     fn rejects_other_layouts() {
         for (key, value, word) in [
             ("zarr_format", json!(3), "expected 2"),

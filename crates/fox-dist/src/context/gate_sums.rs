@@ -159,3 +159,19 @@ fn weight_bounds(spec: &AttentionSpec, q: &Tensor, k: &Tensor) -> Result<Vec<f64
     let scale = d as f64 * f64::from(spec.scale.abs());
     Ok((0..spec.heads).map(|h| largest(&q, h) * largest(&k, h / group) * scale).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use fox_tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn largest_square_of_a_head_and_rows() {
+        let rows = [[1.0, -2.0, 0.5, 0.0], [3.0, 0.0, 0.0, 1.0], [0.0, 1.0, 2.0, 2.0]];
+        let x = Device::naive().from_f32(rows.as_flattened(), [3, 4]).unwrap();
+        let squares = LargestSquares::new(&x, 2, 2).unwrap();
+        assert_eq!([squares.of(0, 0..3), squares.of(1, 0..3)], [9.0, 8.0]);
+        assert_eq!([squares.of(0, 0..1), squares.of(1, 0..2)], [5.0, 1.0]);
+    }
+}

@@ -157,6 +157,9 @@ mod tests {
         let windowed = AttentionReach { window: Some(100), ..reach };
         let range = &key_ranges(&split, 1, windowed, Some(&sums), |_, _| -15.0)[0];
         assert_eq!((range.first, &range.starts[..]), (128, &[192, 128, 128][..]));
+        // The window of the query at 256 begins with the first key of a block.
+        let exact = AttentionReach { window: Some(129), ..reach };
+        assert_eq!(key_ranges(&split, 1, exact, None, |_, _| 0.0)[0].starts, [128; 3]);
         let shared = AttentionReach { kv_heads: 1, ..reach };
         assert_eq!(key_ranges(&split, 1, shared, Some(&sums), |_, _| -15.0)[0].starts, [0]);
         assert_eq!(key_ranges(&split, 0, reach, Some(&sums), |_, _| -15.0)[0].starts, [0, 0, 0]);

@@ -15,7 +15,7 @@ use crate::subject::Subject;
 use crate::{Error, Result};
 
 /// Windows that a document is divided into, at most, so that many documents contribute.
-const WINDOWS_PER_DOCUMENT: usize = 4;
+pub const WINDOWS_PER_DOCUMENT: usize = 8;
 /// Documents that are searched for each window, at most: generated data have no last document.
 const DOCUMENTS_PER_WINDOW: usize = 8;
 /// Rows and columns of the forget matrix, at most.

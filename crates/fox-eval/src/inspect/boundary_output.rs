@@ -57,7 +57,8 @@ impl Boundaries {
             chart.add_line(head.name(), head.log_gates.iter().enumerate().map(point).collect());
         }
         chart.marks.push(VerticalMark { x: 0.0, label: "boundary".into() });
-        chart.y_range = Some((0.0, 1.0));
+        // Room for the label above gates of 1.
+        chart.y_range = Some((0.0, 1.1));
         chart
     }
 
@@ -100,6 +101,7 @@ impl MarkedMatrix {
             x_max: n,
             y_max: n,
             range: (0.0, 1.0),
+            color_label: "fraction of key j that is left".into(),
             aspect: 1.0,
             row_names: Vec::new(),
             diagonal: marks.collect(),

@@ -13,8 +13,8 @@ mod output;
 
 pub use attend::AttentionSample;
 pub use boundary::{
-    Boundaries, HeadBoundary, MarkedMatrix, Span, Window, boundaries, boundary_pattern,
-    boundary_windows,
+    Boundaries, HeadBoundary, MarkedMatrix, Span, WINDOWS_PER_DOCUMENT, Window, boundaries,
+    boundary_pattern, boundary_windows,
 };
 pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_matrix, half_life};
 pub use output::half_life_chart;
@@ -307,4 +307,21 @@ fn token_gates(tokens: &[u32], layers: &[observe::LayerGates]) -> Vec<TokenGate>
         .collect();
     list.sort_by(|a, b| a.mean_gate.total_cmp(&b.mean_gate));
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Heads that forget too little to be sudden stay in the order of their memory.
+    #[test]
+    fn heads_are_ordered_by_memory() {
+        let gates = (0..256).flat_map(|_| [-1e-4, -2e-4, -4e-4]);
+        let layer = observe::LayerGates {
+            heads: 3,
+            log_gates: gates.collect(),
+            ..observe::LayerGates::default()
+        };
+        assert_eq!(choose(&[layer], &[]).unwrap(), [(0, 2), (0, 1), (0, 0)]);
+    }
 }

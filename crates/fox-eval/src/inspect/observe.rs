@@ -28,7 +28,7 @@ pub(super) struct LayerGates {
     /// Blocks visited and in all, per head.
     pub tiles: Vec<(i64, i64)>,
     /// Log gates `[T, H]`; empty without gates.
-    log_gates: Vec<f32>,
+    pub log_gates: Vec<f32>,
 }
 
 impl LayerGates {

@@ -11,6 +11,10 @@ const EXCERPT: usize = 160;
 /// Tokens in the table of gates.
 const TOKEN_ROWS: usize = 10;
 
+/// Labels of the colour bars of F and A.
+const DECAY: &str = "fraction of key j that is left";
+const WEIGHT: &str = "log10 of the attention weight";
+
 impl Inspection {
     /// The raw numbers: every head, the pictures' values and the gates of the chosen heads.
     pub fn json(&self) -> Value {
@@ -106,6 +110,7 @@ impl Inspection {
                 x_max: self.tokens.len() as f64,
                 y_max: strip.rows as f64,
                 range: (0.0, 1.0),
+                color_label: "gate".into(),
                 aspect: (18.0 / strip.rows as f64).clamp(1.2, 5.0),
                 row_names: (0..strip.rows).map(|h| format!("H{h}")).collect(),
                 diagonal: Vec::new(),
@@ -131,8 +136,9 @@ impl Inspection {
         for picture in &self.pictures {
             let n = self.tokens.len() as f64;
             let name = format!("L{} H{}", picture.place.0, picture.place.1);
-            let image = |title: String, range| Image {
+            let image = |title: String, color_label: &str, range| Image {
                 title,
+                color_label: color_label.into(),
                 x_label: "key j (tokens)".into(),
                 y_label: "query i".into(),
                 x_max: n,
@@ -143,24 +149,25 @@ impl Inspection {
                 diagonal: Vec::new(),
             };
             if let Some(forget) = &picture.forget {
-                charts
-                    .push(forget.fragment(&image(format!("{name}: forget matrix F"), (0.0, 1.0))));
+                let title = format!("{name}: forget matrix F");
+                charts.push(forget.fragment(&image(title, DECAY, (0.0, 1.0))));
             }
             let map = log_shares(&picture.attention.map);
             let title = format!("{name}: attention map A, log10 of the weight");
-            charts.push(map.fragment(&image(title, (-3.0, 0.0))));
+            charts.push(map.fragment(&image(title, WEIGHT, (-3.0, 0.0))));
             let Some(close_up) = &picture.close_up else { continue };
             let last = close_up.last;
-            let image = |title: String, range| Image {
+            let image = |title: String, color_label: &str, range| Image {
                 x_label: format!("key j (of the last {last} tokens)"),
                 x_max: last as f64,
                 y_max: last as f64,
-                ..image(title, range)
+                ..image(title, color_label, range)
             };
             let title = format!("{name}: F of the last {last} tokens");
-            charts.push(close_up.forget.fragment(&image(title, (0.0, 1.0))));
+            charts.push(close_up.forget.fragment(&image(title, DECAY, (0.0, 1.0))));
             let title = format!("{name}: A of the last {last} tokens, log10");
-            charts.push(log_shares(&close_up.attention).fragment(&image(title, (-3.0, 0.0))));
+            let map = log_shares(&close_up.attention);
+            charts.push(map.fragment(&image(title, WEIGHT, (-3.0, 0.0))));
         }
         charts
     }

@@ -92,7 +92,7 @@ pub fn evaluate_loss_in(
         true => identity(subject, data, length)?,
         false => String::new(),
     };
-    let remedy = "give all ranks the same models and --data";
+    let remedy = "give all ranks the same models and data";
     group.check_same(&evaluation, "another model or other data", remedy)?;
     let mut file = StateFile::open(state.filter(|_| group.is_first()), evaluation, length)?;
     let bins = Bins::new(length);

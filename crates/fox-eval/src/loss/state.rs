@@ -37,7 +37,7 @@ impl StateFile {
             });
         };
         let contents = match fs::read(path) {
-            Ok(bytes) => read(path, &bytes, evaluation)?,
+            Ok(bytes) => read(path, &bytes, &evaluation)?.unwrap_or_else(|| fresh(evaluation)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => fresh(evaluation),
             Err(e) => return Err(Error::io("read", path)(e)),
         };
@@ -65,19 +65,16 @@ impl StateFile {
     }
 }
 
-fn read(path: &Path, bytes: &[u8], expected: String) -> Result<Contents> {
+/// The state in a file; `None` for that of another evaluation (model, data or length), which is measured again.
+fn read(path: &Path, bytes: &[u8], expected: &str) -> Result<Option<Contents>> {
     let bad = |detail: String| Error::BadFile { path: path.to_path_buf(), detail };
     let contents: Contents = serde_json::from_slice(bytes)
         .map_err(|e| bad(format!("not the state of an evaluation ({e}); remove it")))?;
     if contents.evaluation != expected {
-        return Err(Error::OtherState {
-            path: path.to_path_buf(),
-            found: contents.evaluation,
-            expected,
-        });
+        return Ok(None);
     }
     if !contents.sums.is_consistent() {
         return Err(bad("the sums do not fit together; remove it".into()));
     }
-    Ok(contents)
+    Ok(Some(contents))
 }

@@ -1,6 +1,6 @@
 //! Readers: a model, or any other function that continues a text.
 
-use fox_model::{Cache, ForwardOptions, Pruning};
+use fox_model::{Cache, ForwardOptions, Pruning, SequenceState, TokenDecoder};
 
 use crate::subject::Subject;
 use crate::tasks::{Likelihood, Scorer, Verdict};
@@ -33,24 +33,38 @@ pub trait Reader {
 
 /// A language model. The prompt is computed once, into pages that all continuations share; the continuations are then
 /// scored in batches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct ModelReader<'a> {
     subject: Subject<'a>,
     options: ForwardOptions,
+    decoder: TokenDecoder<'a>,
 }
 
 impl<'a> ModelReader<'a> {
     /// A reader that skips attention blocks as `pruning` says.
     pub fn new(subject: Subject<'a>, pruning: Pruning) -> Self {
-        ModelReader { subject, options: ForwardOptions { pruning, ..ForwardOptions::default() } }
+        let options = ForwardOptions { pruning, ..ForwardOptions::default() };
+        ModelReader { subject, options, decoder: subject.model.token_decoder(options) }
     }
 
-    /// The most likely token after `ids`.
-    fn next(&self, ids: &[u32], cache: &mut Cache) -> Result<u32> {
-        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let logits = self.subject.model.decode(&[&ids], cache, &self.options)?.to_f32()?;
-        self.subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
-        Ok(argmax(&logits))
+    /// The `count` most likely tokens, one after the other, after the prompt in `cache`, whose last token is `last`.
+    fn greedy(&mut self, last: u32, count: usize, mut cache: Cache) -> Result<Vec<u32>> {
+        let mut answer: Vec<u32> = Vec::with_capacity(count);
+        if count == 0 {
+            return Ok(answer);
+        }
+        self.decoder.reserve(cache.lens().iter().sum::<usize>() + 1 + count)?;
+        let mut logits = self.decoder.prefill(&[last as i32], &mut cache)?;
+        let mut state = SequenceState::from(cache);
+        loop {
+            self.subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
+            let best = argmax(&logits);
+            answer.push(best);
+            if answer.len() == count {
+                return Ok(answer);
+            }
+            logits = self.decoder.step(&mut [&mut state], &[best as i32])?.concat();
+        }
     }
 
     /// Log-probabilities of continuations after the prompt in `cache`, whose last token is `last`.
@@ -103,12 +117,7 @@ impl Reader for ModelReader<'_> {
             scorer.states(&[before], &mut cache)?;
         }
         let log_probs = self.score(last, continuations, &cache)?;
-        let mut answer: Vec<u32> = Vec::with_capacity(greedy);
-        while answer.len() < greedy {
-            let new = answer.last().copied().unwrap_or(last);
-            answer.push(self.next(&[new], &mut cache)?);
-        }
-        Ok(Reading { greedy: answer, log_probs })
+        Ok(Reading { greedy: self.greedy(last, greedy, cache)?, log_probs })
     }
 }
 

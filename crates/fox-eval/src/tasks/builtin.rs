@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use fox_base::Setting;
+
 use super::longbench::{self, LongBench};
 use super::metrics::similarity;
 use super::spec::TaskSpec;
@@ -39,10 +41,10 @@ pub fn find(name: &str, longbench: Option<&LongBench>) -> Result<TaskSpec> {
     }
     if longbench::NAMES.contains(&name) {
         let configuration = longbench.ok_or_else(|| {
-            Error::Argument(format!(
-                "{name} is a task of LongBench; name the folder of its dataset2prompt.json and \
-                 dataset2maxlen.json with --longbench"
-            ))
+            let detail = format!(
+                "{name} is a task of LongBench; name the folder of its dataset2prompt.json and dataset2maxlen.json"
+            );
+            Error::of_setting(Setting::LongBench, detail)
         })?;
         return configuration.task(name);
     }
@@ -56,12 +58,9 @@ pub fn find(name: &str, longbench: Option<&LongBench>) -> Result<TaskSpec> {
         .filter(|(alike, _)| *alike >= ALIKE);
     let remedy = match nearest {
         Some((_, known)) => format!("did you mean {known}?"),
-        None => {
-            "fox eval tasks --list names them, and a file ending in .toml is a task of your own"
-                .into()
-        }
+        None => "a file ending in .toml is a task of your own".into(),
     };
-    Err(Error::Argument(format!("there is no task {name}; {remedy}")))
+    Err(Error::of_setting(Setting::Task, format!("there is no task {name}; {remedy}")))
 }
 
 #[cfg(test)]
@@ -82,8 +81,8 @@ mod tests {
         let said = |name: &str| find(name, None).unwrap_err().to_string();
         assert_eq!(said("helaswag"), "there is no task helaswag; did you mean hellaswag?");
         assert_eq!(said("arc-easy"), "there is no task arc-easy; did you mean arc_easy?");
-        assert!(said("zzz").contains("--list"));
-        assert!(said("trec").contains("--longbench"));
+        assert!(said("zzz").contains("a file ending in .toml"));
+        assert!(said("trec").contains("dataset2prompt.json"));
         assert!(said("none.toml").starts_with("cannot read none.toml"));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use fox_base::Setting;
 use fox_data::{Corpus, CorpusOptions, Record};
 
 use super::spec::TaskSpec;
@@ -18,9 +19,10 @@ pub fn find_data(spec: &TaskSpec, folder: Option<&Path>) -> Result<PathBuf> {
     }
     let name = &spec.name;
     let Some(folder) = folder else {
-        return Err(Error::Argument(format!(
-            "task {name} needs data; name the folder of {name}.jsonl with --task-data"
-        )));
+        return Err(Error::of_setting(
+            Setting::TaskData,
+            format!("task {name} needs data; name the folder of {name}.jsonl"),
+        ));
     };
     data_in(folder, name).ok_or_else(|| {
         Error::Argument(format!(
@@ -62,11 +64,14 @@ pub fn with_shots(
         }
     };
     if examples.len() < shots || rows.is_empty() {
-        return Err(Error::Argument(format!(
-            "{} has too few rows for {shots} examples{}; ask for fewer with --shots",
-            of_train.as_ref().unwrap_or(&data).display(),
-            if of_train.is_some() { "" } else { " and a question" }
-        )));
+        return Err(Error::of_setting(
+            Setting::Shots,
+            format!(
+                "{} has too few rows for {shots} examples{}; ask for fewer",
+                of_train.as_ref().unwrap_or(&data).display(),
+                if of_train.is_some() { "" } else { " and a question" }
+            ),
+        ));
     }
     Ok((spec.with_examples(&examples)?, rows))
 }

@@ -1,6 +1,7 @@
 //! Text to token ids, as lm-evaluation-harness does it (`lm_eval/api/model.py`, `_encode_pair`, and
 //! `lm_eval/utils.py`, `get_rolling_token_windows`).
 
+use fox_base::Setting;
 use fox_data::Tokenizer;
 
 use super::likelihood::Request;
@@ -48,11 +49,14 @@ impl Encoder<'_> {
             )));
         }
         if continuation.len() > self.max_length {
-            return Err(Error::Argument(format!(
-                "a continuation of {} tokens does not fit the length of {}; allow more with --max-length",
-                continuation.len(),
-                self.max_length
-            )));
+            return Err(Error::of_setting(
+                Setting::MaxLength,
+                format!(
+                    "a continuation of {} tokens does not fit the length of {}; allow a longer one",
+                    continuation.len(),
+                    self.max_length
+                ),
+            ));
         }
         let mut context = alone;
         if self.bos || context.is_empty() {
@@ -89,10 +93,13 @@ impl Encoder<'_> {
         let mut ids = self.tokenizer.encode(text)?;
         let room = self.max_length.saturating_sub(answer + usize::from(self.bos));
         if room == 0 {
-            return Err(Error::Argument(format!(
-                "an answer of {answer} tokens leaves no room in a length of {}; allow more with --max-length",
-                self.max_length
-            )));
+            return Err(Error::of_setting(
+                Setting::MaxLength,
+                format!(
+                    "an answer of {answer} tokens leaves no room in a length of {}; allow a longer one",
+                    self.max_length
+                ),
+            ));
         }
         if ids.len() > room {
             match truncation {
@@ -157,7 +164,7 @@ mod tests {
         let request = encoder(&tokenizer, false, 3).pair("abcd", "XY").unwrap();
         assert_eq!(request, Request { context: ids("cd"), continuation: ids("XY") });
         let said = encoder(&tokenizer, false, 1).pair("abcd", "XY").unwrap_err().to_string();
-        assert!(said.contains("--max-length"), "{said}");
+        assert!(said.contains("allow a longer one"), "{said}");
     }
 
     /// The example in the documentation of the harness's `loglikelihood_rolling`.

@@ -1,117 +1,51 @@
-//! Named filters of templates: small changes to a text, among them the cleaning rules of data sets.
+//! Filters of templates beyond Jinja's: small changes to a text, among them the cleaning rules of data sets.
+//!
+//! | filter | result |
+//! |---|---|
+//! | `lower_first` | the first letter small |
+//! | `drop_last` | without the last character |
+//! | `before(x)`, `after(x)` | the text before or behind the first `x`, which must occur |
+//! | `before_last(x)` | the text before the last `x`; nothing without one |
+//! | `after_last(x)` | the text behind the last `x`; everything without one |
+//! | `hellaswag` | the cleaning of HellaSwag's WikiHow part |
+//! | `wikitext` | the tokenization of WikiText undone |
 
-use serde::Deserialize;
+use minijinja::{Environment, Error, ErrorKind};
 
-/// One filter, written `name` or `name:argument` (the argument may stand in single quotes).
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub enum Filter {
-    /// `strip`: without white space at both ends.
-    Strip,
-    /// `lstrip`: without white space at the start.
-    StripLeft,
-    /// `capitalize`: the first letter large, all others small.
-    Capitalize,
-    /// `lower_first`: the first letter small.
-    LowerFirst,
-    /// `drop_last`: without the last character.
-    DropLast,
-    /// `before:x`: what stands before the first `x`.
-    Before(String),
-    /// `after:x`: what stands behind the first `x`.
-    After(String),
-    /// `before_last:x`: what stands before the last `x`; nothing without one.
-    BeforeLast(String),
-    /// `after_last:x`: what stands behind the last `x`; everything without one.
-    AfterLast(String),
-    /// `map:a=b,c=d`: `b` for `a` and `d` for `c`.
-    Map(Vec<(String, String)>),
-    /// `hellaswag`: the cleaning of HellaSwag's WikiHow part.
-    HellaSwag,
-    /// `wikitext`: undoes the tokenization of WikiText.
-    WikiText,
+/// Adds all filters.
+pub(super) fn add(environment: &mut Environment<'static>) {
+    environment.add_filter("lower_first", |text: String| lower_first(&text));
+    environment.add_filter("drop_last", |text: String| drop_last(&text));
+    environment.add_filter("before", |text: String, x: String| Ok::<_, Error>(cut(&text, &x)?.0));
+    environment.add_filter("after", |text: String, x: String| Ok::<_, Error>(cut(&text, &x)?.1));
+    environment.add_filter("before_last", |text: String, x: String| {
+        text.rsplit_once(x.as_str()).map_or("", |p| p.0).to_string()
+    });
+    environment.add_filter("after_last", |text: String, x: String| {
+        text.rsplit_once(x.as_str()).map_or(text.as_str(), |p| p.1).to_string()
+    });
+    environment.add_filter("hellaswag", |text: String| hellaswag(&text));
+    environment.add_filter("wikitext", |text: String| wikitext(&text));
 }
 
-const NAMES: &str = "strip, lstrip, capitalize, lower_first, drop_last, before:x, after:x, before_last:x, \
-                     after_last:x, map:a=b,c=d, hellaswag, wikitext";
-
-impl TryFrom<String> for Filter {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        Filter::parse(&text)
-    }
+/// The text before and behind the first `x`.
+fn cut(text: &str, x: &str) -> Result<(String, String), Error> {
+    let parts = text.split_once(x).map(|(a, b)| (a.to_string(), b.to_string()));
+    let missing =
+        || Error::new(ErrorKind::InvalidOperation, format!("{text:?} has no {x:?} to cut at"));
+    parts.ok_or_else(missing)
 }
 
-impl Filter {
-    /// Reads `name` or `name:argument`.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let (name, argument) = match text.split_once(':') {
-            Some((name, argument)) => (name.trim(), Some(unquoted(argument))),
-            None => (text.trim(), None),
-        };
-        let pairs = |list: &str| {
-            let pair = |p: &str| p.split_once('=').map(|(a, b)| (a.to_string(), b.to_string()));
-            list.split(',').map(pair).collect::<Option<Vec<_>>>()
-        };
-        let filter = match (name, argument) {
-            ("strip", None) => Some(Filter::Strip),
-            ("lstrip", None) => Some(Filter::StripLeft),
-            ("capitalize", None) => Some(Filter::Capitalize),
-            ("lower_first", None) => Some(Filter::LowerFirst),
-            ("drop_last", None) => Some(Filter::DropLast),
-            ("before", Some(x)) => Some(Filter::Before(x.into())),
-            ("after", Some(x)) => Some(Filter::After(x.into())),
-            ("before_last", Some(x)) => Some(Filter::BeforeLast(x.into())),
-            ("after_last", Some(x)) => Some(Filter::AfterLast(x.into())),
-            ("map", Some(list)) => pairs(list).map(Filter::Map),
-            ("hellaswag", None) => Some(Filter::HellaSwag),
-            ("wikitext", None) => Some(Filter::WikiText),
-            _ => None,
-        };
-        filter.ok_or_else(|| format!("no filter {text:?}; there are {NAMES}"))
-    }
-
-    /// The filtered text, or why there is none.
-    pub fn apply(&self, text: &str) -> Result<String, String> {
-        let cut = |at: Option<(&str, &str)>, x: &str| {
-            at.map(|(a, b)| (a.to_string(), b.to_string()))
-                .ok_or_else(|| format!("has no {x:?} to cut at"))
-        };
-        Ok(match self {
-            Filter::Strip => text.trim().to_string(),
-            Filter::StripLeft => text.trim_start().to_string(),
-            Filter::Capitalize => with_first(text, |first| first.to_uppercase().collect(), true),
-            Filter::LowerFirst => with_first(text, |first| first.to_lowercase().collect(), false),
-            Filter::DropLast => {
-                let mut characters = text.chars();
-                characters.next_back();
-                characters.as_str().to_string()
-            }
-            Filter::Before(x) => cut(text.split_once(x.as_str()), x)?.0,
-            Filter::After(x) => cut(text.split_once(x.as_str()), x)?.1,
-            Filter::BeforeLast(x) => text.rsplit_once(x.as_str()).map_or("", |p| p.0).to_string(),
-            Filter::AfterLast(x) => text.rsplit_once(x.as_str()).map_or(text, |p| p.1).to_string(),
-            Filter::Map(pairs) => pairs
-                .iter()
-                .find(|(from, _)| from == text)
-                .map(|(_, to)| to.clone())
-                .ok_or_else(|| format!("is {text:?}, which is not in the map"))?,
-            Filter::HellaSwag => hellaswag(text),
-            Filter::WikiText => wikitext(text),
-        })
-    }
+fn drop_last(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next_back();
+    characters.as_str().to_string()
 }
 
-fn unquoted(argument: &str) -> &str {
-    argument.strip_prefix('\'').and_then(|a| a.strip_suffix('\'')).unwrap_or(argument)
-}
-
-fn with_first(text: &str, change: impl Fn(char) -> String, lower_rest: bool) -> String {
+fn lower_first(text: &str) -> String {
     let mut characters = text.chars();
     let Some(first) = characters.next() else { return String::new() };
-    let rest = characters.as_str();
-    change(first) + &if lower_rest { rest.to_lowercase() } else { rest.to_string() }
+    first.to_lowercase().collect::<String>() + characters.as_str()
 }
 
 /// As lm-evaluation-harness cleans HellaSwag (`tasks/hellaswag/utils.py`): ` [title]` ends a sentence, other
@@ -195,36 +129,34 @@ fn trimmed_inside(text: &str, open: char, close: char) -> String {
 mod tests {
     use super::*;
 
-    fn apply(filter: &str, text: &str) -> String {
-        Filter::parse(filter).unwrap().apply(text).unwrap()
-    }
-
     #[test]
     fn small_changes() {
-        assert_eq!(apply("strip", " a b\n"), "a b");
-        assert_eq!(apply("lstrip", " a b\n"), "a b\n");
-        assert_eq!(apply("capitalize", "the Man RUNS"), "The man runs");
-        assert_eq!(apply("capitalize", ""), "");
-        assert_eq!(apply("lower_first", "The Man"), "the Man");
-        assert_eq!(apply("drop_last", "Ends é"), "Ends ");
-        assert_eq!(apply("before:_", "a _ b _"), "a ");
-        assert_eq!(apply("after:_", "a _ b _"), " b _");
-        assert_eq!(apply("before_last:' '", "one two three"), "one two");
-        assert_eq!(apply("after_last:' '", "one two three"), "three");
-        assert_eq!(
-            (apply("before_last:' '", "one"), apply("after_last:' '", "one")),
-            (String::new(), "one".into())
-        );
-        assert_eq!(apply("map:cause=because,effect=therefore", "effect"), "therefore");
+        let mut environment = Environment::new();
+        add(&mut environment);
+        let apply = |filter: &str, text: &str| {
+            let source = format!("{{{{ text|{filter} }}}}");
+            environment.render_str(&source, minijinja::context! { text => text }).unwrap()
+        };
+        for (filter, text, result) in [
+            ("lower_first", "The Man", "the Man"),
+            ("lower_first", "", ""),
+            ("drop_last", "Ends é", "Ends "),
+            ("before('_')", "a _ b _", "a "),
+            ("after('_')", "a _ b _", " b _"),
+            ("before_last(' ')", "one two three", "one two"),
+            ("after_last(' ')", "one two three", "three"),
+            ("before_last(' ')", "one", ""),
+            ("after_last(' ')", "one", "one"),
+        ] {
+            assert_eq!(apply(filter, text), result, "{filter} {text}");
+        }
+        assert!(cut("none", "_").unwrap_err().to_string().contains("has no \"_\" to cut at"));
     }
 
     #[test]
     fn hellaswag_loses_its_brackets() {
         assert_eq!(
-            apply(
-                "hellaswag",
-                " How to run [header] Start [title] Tie your shoes. [step] Then [x\ny] go"
-            ),
+            hellaswag(" How to run [header] Start [title] Tie your shoes. [step] Then [x\ny] go"),
             "How to run Start. Tie your shoes. Then [x\ny] go"
         );
     }
@@ -233,19 +165,10 @@ mod tests {
     fn wikitext_reads_like_text_again() {
         // As the harness prints it, the pair of apostrophes that are no quotes included.
         assert_eq!(
-            apply(
-                "wikitext",
+            wikitext(
                 " = = Title = = \n The \" quoted \" dogs ' bowl ( 1 @,@ 000 @-@ fold ) , it 's . \n"
             ),
             " == Title ==\nThe \"quoted\" dogs'bowl (1,000-fold), it's.\n"
         );
-    }
-
-    #[test]
-    fn rejects_unknown_filters_and_values() {
-        assert!(Filter::parse("upper").unwrap_err().contains("there are strip"));
-        assert!(Filter::parse("before").is_err() && Filter::parse("map:x").is_err());
-        assert!(Filter::parse("before:_").unwrap().apply("none").unwrap_err().contains("\"_\""));
-        assert!(Filter::parse("map:a=b").unwrap().apply("c").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Greedy answers.
 
-use fox_model::ForwardOptions;
+use fox_model::{SequenceState, TokenDecoder};
 
 use crate::subject::Subject;
 use crate::{Error, Result};
@@ -16,38 +16,91 @@ pub struct Ending {
     pub min_tokens: usize,
 }
 
-/// The greedy continuation of `prompt`. `enough` is asked after every token whether it is the last.
+/// The greedy continuations of prompts, decoded together as far as `decoder` allows. `enough` is asked after every token
+/// of an answer whether it is the last.
 ///
 /// # Errors
 /// An empty prompt, logits that are not finite numbers, and whatever computing can fail with.
 pub fn greedy(
     subject: &Subject<'_>,
-    prompt: &[u32],
+    decoder: &mut TokenDecoder<'_>,
+    prompts: &[Vec<u32>],
     ending: &Ending,
-    options: &ForwardOptions,
     enough: impl Fn(&[u32]) -> Result<bool>,
-) -> Result<Vec<u32>> {
-    if prompt.is_empty() {
-        return Err(Error::Empty { what: "the prompt".into() });
-    }
-    let mut cache = subject.model.new_cache(1, prompt.len() + ending.max_tokens)?;
-    let mut new: Vec<i32> = prompt.iter().map(|id| *id as i32).collect();
-    let mut answer = Vec::new();
-    while answer.len() < ending.max_tokens {
-        let logits = subject.model.decode(&[&new], &mut cache, options)?.to_f32()?;
-        subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
-        let barred: &[u32] = if answer.len() < ending.min_tokens { &ending.ids } else { &[] };
-        let best = most_likely(&logits, barred);
-        if ending.ids.contains(&best) {
-            break;
+) -> Result<Vec<Vec<u32>>> {
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + ending.max_tokens;
+    let width = decoder.reserve(longest)?;
+    let mut answers = Vec::with_capacity(prompts.len());
+    for group in prompts.chunks(width) {
+        let mut running = Vec::with_capacity(group.len());
+        for prompt in group {
+            running.push(Answer::begin(subject, decoder, prompt, ending, &enough)?);
         }
-        answer.push(best);
-        if enough(&answer)? {
-            break;
+        while running.iter().any(|answer| !answer.is_complete) {
+            let (mut open, mut tokens) = (Vec::new(), Vec::new());
+            for answer in running.iter_mut().filter(|answer| !answer.is_complete) {
+                tokens.push(answer.tokens.last().map_or(0, |id| *id as i32));
+                open.push(answer);
+            }
+            let mut states: Vec<_> = open.iter_mut().map(|answer| &mut answer.state).collect();
+            let logits = decoder.step(&mut states, &tokens)?;
+            for (answer, logits) in open.into_iter().zip(logits) {
+                answer.add(subject, &logits, ending, &enough)?;
+            }
         }
-        new = vec![best as i32];
+        answers.extend(running.into_iter().map(|answer| answer.tokens));
     }
-    Ok(answer)
+    Ok(answers)
+}
+
+/// An answer and the decode state behind it.
+struct Answer {
+    state: SequenceState,
+    tokens: Vec<u32>,
+    is_complete: bool,
+}
+
+impl Answer {
+    /// Prefills the prompt and takes the first token.
+    fn begin(
+        subject: &Subject<'_>,
+        decoder: &mut TokenDecoder<'_>,
+        prompt: &[u32],
+        ending: &Ending,
+        enough: &impl Fn(&[u32]) -> Result<bool>,
+    ) -> Result<Answer> {
+        if prompt.is_empty() {
+            return Err(Error::Empty { what: "the prompt".into() });
+        }
+        let ids: Vec<i32> = prompt.iter().map(|id| *id as i32).collect();
+        let mut cache = decoder.new_cache(prompt.len() + ending.max_tokens)?;
+        let is_complete = ending.max_tokens == 0;
+        let logits = if is_complete { Vec::new() } else { decoder.prefill(&ids, &mut cache)? };
+        let mut answer = Answer { state: cache.into(), tokens: Vec::new(), is_complete };
+        if !is_complete {
+            answer.add(subject, &logits, ending, enough)?;
+        }
+        Ok(answer)
+    }
+
+    /// Takes the most likely next token.
+    fn add(
+        &mut self,
+        subject: &Subject<'_>,
+        logits: &[f32],
+        ending: &Ending,
+        enough: &impl Fn(&[u32]) -> Result<bool>,
+    ) -> Result<()> {
+        subject.check_finite(logits, |id| format!("a logit of token {id}"))?;
+        let barred: &[u32] = if self.tokens.len() < ending.min_tokens { &ending.ids } else { &[] };
+        let best = most_likely(logits, barred);
+        self.is_complete = ending.ids.contains(&best);
+        if !self.is_complete {
+            self.tokens.push(best);
+            self.is_complete = self.tokens.len() >= ending.max_tokens || enough(&self.tokens)?;
+        }
+        Ok(())
+    }
 }
 
 /// The first of the largest, except those that are barred.

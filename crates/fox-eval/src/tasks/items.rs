@@ -2,7 +2,6 @@
 
 use fox_data::Record;
 
-use super::filters::Filter;
 use super::spec::{Ask, MultipleChoice, TaskSpec, Templates};
 use super::template::{NoValue, Template};
 use crate::{Error, Result};
@@ -57,8 +56,8 @@ fn make(ask: &Ask, row: &Record) -> std::result::Result<Item, NoValue> {
 }
 
 fn choice(ask: &MultipleChoice, row: &Record) -> std::result::Result<Item, NoValue> {
-    let contexts = texts(&ask.context, &ask.context_filters, row)?;
-    let continuations = texts(&ask.continuation, &ask.continuation_filters, row)?;
+    let contexts = texts(&ask.context, row)?;
+    let continuations = texts(&ask.continuation, row)?;
     let count = contexts.len().max(continuations.len());
     let uneven = |n: usize| n != 1 && n != count;
     if count < 2 || uneven(contexts.len()) || uneven(continuations.len()) {
@@ -80,7 +79,7 @@ fn choice(ask: &MultipleChoice, row: &Record) -> std::result::Result<Item, NoVal
 fn right(ask: &MultipleChoice, row: &Record, count: usize) -> std::result::Result<usize, NoValue> {
     let answer = ask.answer.text(row)?;
     let found = match &ask.labels {
-        Some(labels) => texts(labels, &[], row)?.iter().position(|label| *label == answer),
+        Some(labels) => texts(labels, row)?.iter().position(|label| *label == answer),
         None => answer.trim().parse().ok(),
     };
     found.filter(|right| *right < count).ok_or_else(|| {
@@ -88,21 +87,11 @@ fn right(ask: &MultipleChoice, row: &Record, count: usize) -> std::result::Resul
     })
 }
 
-fn texts(
-    templates: &Templates,
-    filters: &[Filter],
-    row: &Record,
-) -> std::result::Result<Vec<String>, NoValue> {
-    let texts = match templates {
-        Templates::One(template) => template.list(row)?,
-        Templates::Many(list) => {
-            list.iter().map(|t| t.text(row)).collect::<std::result::Result<_, _>>()?
-        }
-    };
-    let clean = |text: String| {
-        filters.iter().try_fold(text, |text, filter| filter.apply(&text).map_err(NoValue::Other))
-    };
-    texts.into_iter().map(clean).collect()
+fn texts(templates: &Templates, row: &Record) -> std::result::Result<Vec<String>, NoValue> {
+    match templates {
+        Templates::One(template) => template.list(row),
+        Templates::Many(list) => list.iter().map(|template| template.text(row)).collect(),
+    }
 }
 
 /// Substrings between runs of white space, as lm-evaluation-harness counts words: an empty one at either end

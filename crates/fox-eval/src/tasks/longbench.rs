@@ -70,10 +70,10 @@ impl LongBench {
             data: None,
             examples: String::new(),
             ask: Ask::Generate(Generate {
-                context: template(prompt)?,
-                answers: template("{answers}")?,
+                context: template(&jinja(prompt))?,
+                answers: template("{{ answers }}")?,
                 classes: match metric {
-                    Metric::Classification => Some(template("{all_classes}")?),
+                    Metric::Classification => Some(template("{{ all_classes }}")?),
                     _ => None,
                 },
                 max_tokens,
@@ -85,6 +85,36 @@ impl LongBench {
             bos: true,
             source: format!("longbench {name} {max_tokens} {prompt}"),
         })
+    }
+}
+
+/// The Jinja template of a format string of Python: `{name}` is a column, `{{` and `}}` are braces.
+fn jinja(format: &str) -> String {
+    let (mut jinja, mut text) = (String::new(), String::new());
+    let mut rest = format;
+    while let Some(at) = rest.find(['{', '}']) {
+        text.push_str(&rest[..at]);
+        let (brace, behind) = rest[at..].split_at(1);
+        if let Some(behind) = behind.strip_prefix(brace) {
+            text.push_str(brace);
+            rest = behind;
+        } else if let Some((column, behind)) = behind.split_once('}').filter(|_| brace == "{") {
+            jinja += &format!("{}{{{{ {column} }}}}", literal(&mut text));
+            rest = behind;
+        } else {
+            text.push_str(brace);
+            rest = behind;
+        }
+    }
+    text.push_str(rest);
+    jinja + &literal(&mut text)
+}
+
+/// Text as an expression, so that nothing in it is Jinja; empties it.
+fn literal(text: &mut String) -> String {
+    match std::mem::take(text) {
+        text if text.is_empty() => text,
+        text => format!("{{{{ {} }}}}", serde_json::Value::from(text)),
     }
 }
 
@@ -112,7 +142,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        write("dataset2prompt.json", r#"{"trec": "Say:\n{context}\n{input}", "lcc": "{context}"}"#);
+        write(
+            "dataset2prompt.json",
+            r#"{"trec": "Say {{{{}}}}:\n{context}\n{input}", "lcc": "{context}"}"#,
+        );
         write("dataset2maxlen.json", r#"{"trec": 64}"#);
         let configuration = LongBench::open(folder.path()).unwrap();
         let spec = configuration.task("trec").unwrap();
@@ -120,6 +153,8 @@ mod tests {
         assert_eq!((ask.max_tokens, ask.first_line, ask.one_line), (64, true, false));
         assert_eq!(spec.metrics, [Metric::Classification]);
         assert!(spec.bos && ask.classes.is_some());
+        let row = serde_json::json!({"context": "{{ Q }}", "input": 7});
+        assert_eq!(ask.context.text(row.as_object().unwrap()).unwrap(), "Say {{}}:\n{{ Q }}\n7");
         let said = configuration.task("lcc").unwrap_err().to_string();
         assert!(said.ends_with("dataset2maxlen.json: nothing is said about lcc"), "{said}");
         let said = LongBench::open(Path::new("nowhere")).unwrap_err().to_string();

@@ -22,7 +22,6 @@ mod template;
 pub use builtin::{find, names};
 pub use data::{data_in, find_data, read_rows, with_shots};
 pub use encode::{Encoder, Truncation};
-pub use filters::Filter;
 pub use generate::{Ending, greedy};
 pub use likelihood::{Likelihood, Request, log_likelihoods};
 pub(crate) use likelihood::{Scorer, Verdict};

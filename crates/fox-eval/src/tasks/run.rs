@@ -1,7 +1,8 @@
 //! A task from its rows to its figures.
 
+use fox_base::Setting;
 use fox_data::{Record, Tokenizer};
-use fox_model::{ForwardOptions, Pruning};
+use fox_model::{ForwardOptions, Pruning, TokenDecoder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -67,8 +68,8 @@ pub fn run_task(
     }
     let max_length = options.max_length.or(subject.training_length).unwrap_or(2048);
     if max_length == 0 {
-        let detail = "a model that is given no tokens cannot be asked; use a --max-length above 0";
-        return Err(Error::Argument(detail.into()));
+        let detail = "a model that is given no tokens cannot be asked; allow a length above 0";
+        return Err(Error::of_setting(Setting::MaxLength, detail));
     }
     let encoder = Encoder { tokenizer, bos: spec.bos || options.bos, max_length };
     let items: Vec<Item> =
@@ -76,11 +77,13 @@ pub fn run_task(
     let forward = ForwardOptions { pruning: options.pruning, ..ForwardOptions::default() };
     let outcomes = match &spec.ask {
         Ask::Generate(ask) => {
-            let answer =
-                |item: &Item| said(subject, &encoder, ask, item, options.truncation, &forward);
+            let mut decoder = subject.model.token_decoder(forward);
+            let together = decoder.reserve(max_length)?;
             let mut outcomes = Vec::with_capacity(items.len());
-            for item in &items {
-                outcomes.push(Outcome { item, response: Response::Text(answer(item)?) });
+            for group in items.chunks(together) {
+                let texts = said(subject, &mut decoder, &encoder, ask, group, options.truncation)?;
+                let response = |(item, text)| Outcome { item, response: Response::Text(text) };
+                outcomes.extend(group.iter().zip(texts).map(response));
                 progress(outcomes.len() as f64 / items.len() as f64);
             }
             outcomes
@@ -149,18 +152,21 @@ fn likelihoods<'a>(
     Ok(items.iter().zip(ends).map(outcome).collect())
 }
 
-/// The greedy answer to a prompt.
+/// The greedy answers to prompts.
 fn said(
     subject: &Subject<'_>,
+    decoder: &mut TokenDecoder<'_>,
     encoder: &Encoder<'_>,
     ask: &Generate,
-    item: &Item,
+    items: &[Item],
     truncation: Truncation,
-    forward: &ForwardOptions,
-) -> Result<String> {
-    let Item::Prompt { prompt, .. } = item else { return Ok(String::new()) };
+) -> Result<Vec<String>> {
     let tokenizer = encoder.tokenizer;
-    let ids = encoder.prompt(prompt, ask.max_tokens, truncation)?;
+    let prompts = items.iter().map(|item| match item {
+        Item::Prompt { prompt, .. } => encoder.prompt(prompt, ask.max_tokens, truncation),
+        _ => Err(Error::Argument("a generated answer needs a prompt".into())),
+    });
+    let prompts = prompts.collect::<Result<Vec<_>>>()?;
     let mut ending =
         Ending { max_tokens: ask.max_tokens, ids: vec![tokenizer.bos()], min_tokens: 0 };
     if ask.one_line {
@@ -174,10 +180,14 @@ fn said(
         let text = tokenizer.decode(answer)?;
         Ok(ask.stop.iter().any(|stop| text.contains(stop.as_str())))
     };
-    let answer = tokenizer.decode(&greedy(subject, &ids, &ending, forward, enough)?)?;
-    let cut = ask.stop.iter().filter_map(|stop| answer.find(stop.as_str())).min();
-    let answer = &answer[..cut.unwrap_or(answer.len())];
-    Ok(if ask.first_line { first_line(answer) } else { answer }.to_string())
+    let answers = greedy(subject, decoder, &prompts, &ending, enough)?;
+    let text = |answer: Vec<u32>| {
+        let answer = tokenizer.decode(&answer)?;
+        let cut = ask.stop.iter().filter_map(|stop| answer.find(stop.as_str())).min();
+        let answer = &answer[..cut.unwrap_or(answer.len())];
+        Ok(if ask.first_line { first_line(answer) } else { answer }.to_string())
+    };
+    answers.into_iter().map(text).collect()
 }
 
 impl Outcome<'_> {

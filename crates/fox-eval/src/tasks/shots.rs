@@ -1,6 +1,7 @@
 //! Examples in front of a question ("few-shot"), written as lm-evaluation-harness writes them: questions with their
 //! right answers, an empty line between them, the same ones for every question (its sampler `first_n`).
 
+use fox_base::Setting;
 use fox_data::Record;
 
 use super::items::{Item, item};
@@ -19,10 +20,13 @@ impl TaskSpec {
         let mut examples = String::new();
         for (i, row) in rows.iter().enumerate() {
             let Some(example) = answered(&item(&self, row, i + 1)?) else {
-                return Err(Error::Argument(format!(
-                    "task {} judges whole texts and takes no examples; leave out --shots",
-                    self.name
-                )));
+                return Err(Error::of_setting(
+                    Setting::Shots,
+                    format!(
+                        "task {} judges whole texts and takes no examples; ask without them",
+                        self.name
+                    ),
+                ));
             };
             examples += &example;
             examples += BETWEEN;
@@ -125,7 +129,7 @@ mod tests {
         let whole = find("wikitext", None).unwrap().with_examples(&rows(&[json!({"page": "a"})]));
         assert_eq!(
             whole.unwrap_err().to_string(),
-            "task wikitext judges whole texts and takes no examples; leave out --shots"
+            "task wikitext judges whole texts and takes no examples; ask without them"
         );
     }
 }

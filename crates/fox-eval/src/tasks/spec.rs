@@ -6,10 +6,10 @@
 //! metrics = ["acc", "acc_norm"]
 //!
 //! [multiple_choice]
-//! context = "Question: {question}\nAnswer:"
-//! continuation = "{choices.text}"
-//! answer = "{answerKey}"
-//! labels = "{choices.label}"
+//! context = "Question: {{ question }}\nAnswer:"
+//! continuation = "{{ choices.text }}"
+//! answer = "{{ answerKey }}"
+//! labels = "{{ choices.label }}"
 //! ```
 //!
 //! The table's name is the kind of the task: `multiple_choice`, `loglikelihood`, `rolling` or `generate`.
@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::filters::Filter;
 use super::metrics::Metric;
 use super::template::Template;
 use crate::{Error, Result};
@@ -104,12 +103,6 @@ pub struct MultipleChoice {
     /// Between context and continuation.
     #[serde(default = "space")]
     pub delimiter: String,
-    /// Filters of every context.
-    #[serde(default)]
-    pub context_filters: Vec<Filter>,
-    /// Filters of every continuation.
-    #[serde(default)]
-    pub continuation_filters: Vec<Filter>,
 }
 
 /// A context and its continuation, the space between them included.
@@ -273,7 +266,8 @@ fn one_line(error: &toml::de::Error) -> String {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "metrics = ['acc']\n[loglikelihood]\ncontext = '{a}'\ncontinuation = ' {b}'";
+    const GOOD: &str =
+        "metrics = ['acc']\n[loglikelihood]\ncontext = '{{ a }}'\ncontinuation = ' {{ b }}'";
 
     fn said(text: &str) -> String {
         TaskSpec::parse(text, "t").unwrap_err()
@@ -303,7 +297,8 @@ mod tests {
             (&GOOD.replace("'acc'", ""), "`metrics` is empty"),
             (&GOOD.replace("'acc'", "'bleu'"), "bleu"),
             (&GOOD.replace("continuation", "cont"), "cont"),
-            (&GOOD.replace("{a}", "{a"), "brace"),
+            (&GOOD.replace("{{ a }}", "{{ a"), "is not a Jinja template"),
+            (&GOOD.replace("{{ a }}", "{a}"), "write {{ a }} for {a}"),
         ] {
             let said = said(text);
             assert!(said.contains(expected) && !said.contains('\n'), "{said}");

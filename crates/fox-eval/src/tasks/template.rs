@@ -1,41 +1,27 @@
-//! How texts are made from the columns of a row.
+//! Jinja templates over the columns of a row.
 //!
-//! `{column}` stands for a column, `{column.field}` for a field of an object, `{column[0]}` and
-//! `{column[-1]}` for an element of a list; `{column|filter|filter:argument}` passes it through filters (see
-//! [`Filter`]). `{{` and `}}` are braces. A template that is a single `{...}` keeps its value as it is, which
-//! may be a list; anything else is text.
+//! `{{ column }}` stands for a column, `{{ column.field }}` and `{{ column[0] }}` for a field or an element, and filters,
+//! methods of Python's strings and tests work as in lm-evaluation-harness; the filters of [`super::filters`] come on top. A
+//! template that is a single `{{ ... }}` keeps its value as it is, which may be a list; anything else is text.
+
+use std::sync::OnceLock;
 
 use fox_data::Record;
+use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja_contrib::pycompat;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::filters::Filter;
+use super::filters;
 
-/// A parsed template.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+/// Steps of the interpreter per value.
+const MAX_STEPS: u64 = 1_000_000;
+
+/// A valid template.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Template {
     source: String,
-    fragments: Vec<Fragment>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Fragment {
-    Text(String),
-    Value(Expression),
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Expression {
-    column: String,
-    steps: Vec<Step>,
-    filters: Vec<Filter>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Step {
-    Field(String),
-    Index(i64),
 }
 
 /// Why a template has no value for a row.
@@ -47,156 +33,129 @@ pub enum NoValue {
     Other(String),
 }
 
+fn environment() -> &'static Environment<'static> {
+    static ENVIRONMENT: OnceLock<Environment<'static>> = OnceLock::new();
+    ENVIRONMENT.get_or_init(|| {
+        let mut environment = Environment::new();
+        environment.set_undefined_behavior(UndefinedBehavior::Strict);
+        environment.set_keep_trailing_newline(true);
+        environment.set_fuel(Some(MAX_STEPS));
+        environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+        environment.set_formatter(|output, _, value| {
+            let value = serde_json::to_value(value).map_err(|error| other(error.to_string()))?;
+            output.write_str(&as_text(&value).map_err(other)?)?;
+            Ok(())
+        });
+        filters::add(&mut environment);
+        environment
+    })
+}
+
+fn other(detail: String) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, detail)
+}
+
+/// What is wrong, without the name of the template.
+fn words(error: &minijinja::Error) -> String {
+    error.detail().map_or_else(|| error.kind().to_string(), String::from)
+}
+
 impl TryFrom<String> for Template {
     type Error = String;
 
     fn try_from(source: String) -> Result<Self, String> {
-        let mut fragments = Vec::new();
-        let mut text = String::new();
-        let mut rest = source.as_str();
-        while let Some(at) = rest.find(['{', '}']) {
-            text.push_str(&rest[..at]);
-            let brace = &rest[at..=at];
-            rest = &rest[at + 1..];
-            if let Some(behind) = rest.strip_prefix(brace) {
-                text.push_str(brace);
-                rest = behind;
-                continue;
-            }
-            let end = rest.find('}').filter(|_| brace == "{");
-            let end = end.ok_or_else(|| {
-                format!("a brace without its partner in {source:?}; {{{{ and }}}} are braces")
-            })?;
-            if !text.is_empty() {
-                fragments.push(Fragment::Text(std::mem::take(&mut text)));
-            }
-            fragments.push(Fragment::Value(Expression::parse(&rest[..end])?));
-            rest = &rest[end + 1..];
+        if let Some(name) = old_placeholder(&source) {
+            return Err(format!(
+                "{source:?} is not a Jinja template; write {{{{ {name} }}}} for {{{name}}}"
+            ));
         }
-        text.push_str(rest);
-        if !text.is_empty() {
-            fragments.push(Fragment::Text(text));
-        }
-        Ok(Template { source, fragments })
+        let checked = environment().template_from_str(&source).map(drop);
+        checked
+            .map_err(|error| format!("{source:?} is not a Jinja template: {}", words(&error)))?;
+        Ok(Template { source })
     }
+}
+
+/// The contents of `{name}` in a template without any Jinja.
+fn old_placeholder(source: &str) -> Option<&str> {
+    if ["{{", "{%", "{#"].iter().any(|mark| source.contains(mark)) {
+        return None;
+    }
+    let (_, rest) = source.split_once('{')?;
+    let (name, _) = rest.split_once('}')?;
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_').then_some(name)
 }
 
 impl Template {
     /// The value for a row.
     pub fn value(&self, row: &Record) -> Result<Value, NoValue> {
-        match &self.fragments[..] {
-            [Fragment::Value(expression)] => expression.value(row),
-            _ => self.text(row).map(Value::String),
+        let Some(expression) = self.expression() else { return self.text(row).map(Value::String) };
+        self.check(row)?;
+        let failed = |error: minijinja::Error| NoValue::Other(words(&error));
+        let value = environment().compile_expression(expression).map_err(failed)?;
+        let value = value.eval(row).map_err(failed)?;
+        if value.is_undefined() {
+            return Err(NoValue::Other(format!("{{{{{expression}}}}} has no value")));
         }
+        serde_json::to_value(&value).map_err(|error| NoValue::Other(error.to_string()))
     }
 
     /// The value as text.
     pub fn text(&self, row: &Record) -> Result<String, NoValue> {
-        let mut text = String::new();
-        for part in &self.fragments {
-            match part {
-                Fragment::Text(part) => text.push_str(part),
-                Fragment::Value(expression) => text.push_str(&as_text(&expression.value(row)?)?),
-            }
-        }
-        Ok(text)
+        self.check(row)?;
+        let failed = |error: minijinja::Error| NoValue::Other(words(&error));
+        environment().template_from_str(&self.source).and_then(|t| t.render(row)).map_err(failed)
     }
 
     /// The value as a list of texts; a single text is a list of one, and null an empty list.
     pub fn list(&self, row: &Record) -> Result<Vec<String>, NoValue> {
         match self.value(row)? {
-            Value::Array(values) => values.iter().map(as_text).collect(),
+            Value::Array(values) => {
+                values.iter().map(|value| as_text(value).map_err(NoValue::Other)).collect()
+            }
             Value::Null => Ok(Vec::new()),
-            other => Ok(vec![as_text(&other)?]),
+            other => Ok(vec![as_text(&other).map_err(NoValue::Other)?]),
         }
     }
 
-    /// As it was written.
-    pub fn source(&self) -> &str {
-        &self.source
+    /// The expression of a template that is a single `{{ ... }}`.
+    fn expression(&self) -> Option<&str> {
+        let inside = self.source.strip_prefix("{{")?.strip_suffix("}}")?;
+        (!inside.contains("{{") && !inside.contains("}}")).then_some(inside)
+    }
+
+    /// An error that names the first column which the template needs and the row does not have.
+    fn check(&self, row: &Record) -> Result<(), NoValue> {
+        let template = environment().template_from_str(&self.source);
+        let mut names: Vec<String> = template
+            .map_or_else(|_| Vec::new(), |t| t.undeclared_variables(true).into_iter().collect());
+        names.sort();
+        for name in names {
+            let (column, fields) = name.split_once('.').unwrap_or((&name, ""));
+            if environment().globals().any(|(global, _)| global == column) {
+                continue;
+            }
+            let mut value = row.get(column).ok_or_else(|| NoValue::Column(column.into()))?;
+            for field in fields.split('.').filter(|field| !field.is_empty()) {
+                // A method of a text is not a field.
+                let Value::Object(object) = value else { break };
+                value = object.get(field).ok_or_else(|| NoValue::Column(name.clone()))?;
+            }
+        }
+        Ok(())
     }
 }
 
 /// The text of a single value; a yes or no counts as 1 or 0, as labels do.
-fn as_text(value: &Value) -> Result<String, NoValue> {
+pub(super) fn as_text(value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),
         Value::Bool(yes) => Ok(u8::from(*yes).to_string()),
-        Value::Null => Err(NoValue::Other("is null where text is needed".into())),
+        Value::Null => Err("a value is null where text is needed".into()),
         Value::Array(_) | Value::Object(_) => {
-            Err(NoValue::Other("is a list or an object where a single text is needed".into()))
+            Err("a value is a list or an object where a single text is needed".into())
         }
-    }
-}
-
-impl Expression {
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut fragments = text.split('|');
-        let path = fragments.next().unwrap_or_default().trim();
-        let end = path.find(['.', '[']).unwrap_or(path.len());
-        let (column, mut rest) = path.split_at(end);
-        if column.is_empty() {
-            return Err(format!("{{{text}}} names no column"));
-        }
-        let mut steps = Vec::new();
-        while !rest.is_empty() {
-            if let Some(behind) = rest.strip_prefix('.') {
-                let end = behind.find(['.', '[']).unwrap_or(behind.len());
-                steps.push(Step::Field(behind[..end].to_string()));
-                rest = &behind[end..];
-            } else {
-                let inside = rest.strip_prefix('[').and_then(|r| r.split_once(']'));
-                let index = inside.and_then(|(i, r)| Some((i.parse().ok()?, r)));
-                let (index, behind) =
-                    index.ok_or_else(|| format!("{{{text}}}: an index is a number in [ ]"))?;
-                steps.push(Step::Index(index));
-                rest = behind;
-            }
-        }
-        let filters = fragments.map(Filter::parse).collect::<Result<_, _>>()?;
-        Ok(Expression { column: column.to_string(), steps, filters })
-    }
-
-    fn value(&self, row: &Record) -> Result<Value, NoValue> {
-        let mut value =
-            row.get(&self.column).ok_or_else(|| NoValue::Column(self.column.clone()))?;
-        for step in &self.steps {
-            let next = match (step, value) {
-                (Step::Field(name), Value::Object(fields)) => fields.get(name),
-                (Step::Index(i), Value::Array(values)) => {
-                    let from_end = if *i < 0 { values.len() as i64 } else { 0 };
-                    usize::try_from(i + from_end).ok().and_then(|i| values.get(i))
-                }
-                _ => None,
-            };
-            value = next.ok_or_else(|| match step {
-                Step::Field(name) => NoValue::Column(format!("{}.{name}", self.column)),
-                Step::Index(i) => NoValue::Other(format!("{:?} has no element {i}", self.column)),
-            })?;
-        }
-        let mut value = value.clone();
-        for filter in &self.filters {
-            value = filtered(filter, &value).map_err(|why| {
-                NoValue::Other(format!("column {:?} {}", self.column, words(why)))
-            })?;
-        }
-        Ok(value)
-    }
-}
-
-/// Lists are filtered element by element.
-fn filtered(filter: &Filter, value: &Value) -> Result<Value, NoValue> {
-    match value {
-        Value::Array(values) => values.iter().map(|v| filtered(filter, v)).collect(),
-        single => filter.apply(&as_text(single)?).map(Value::String).map_err(NoValue::Other),
-    }
-}
-
-fn words(why: NoValue) -> String {
-    match why {
-        NoValue::Column(name) => format!("has no field {name:?}"),
-        NoValue::Other(words) => words,
     }
 }
 
@@ -218,33 +177,48 @@ mod tests {
     }
 
     #[test]
-    fn columns_fields_elements_and_braces() {
+    fn columns_fields_elements_and_methods() {
         let text = |source: &str| template(source).text(&row()).unwrap();
-        assert_eq!(text("Question: {q}?\nAnswer:"), "Question: why?\nAnswer:");
-        assert_eq!(text("{n}{yes}{l[0]}{l[-1]}{c.text[1]}"), "31 ab y");
-        assert_eq!(text("{{{q}}} {{}}"), "{why} {}");
+        assert_eq!(text("Question: {{ q }}?\nAnswer:\n"), "Question: why?\nAnswer:\n");
+        assert_eq!(text("{{n}}{{yes}}{{l[0]}}{{l[-1]}}{{c.text[1]}}"), "31 ab y");
+        assert_eq!(text("{{ q.upper() }} {{ '{}' }} <&>"), "WHY {} <&>");
         assert_eq!(text(""), "");
-        assert_eq!(template("{c.label}").value(&row()).unwrap(), json!(["A", "B"]));
-        assert_eq!(template("{l|strip}").list(&row()).unwrap(), ["a", "b"]);
-        assert_eq!(template("{none}").list(&row()).unwrap(), Vec::<String>::new());
-        assert_eq!(template("{q}").list(&row()).unwrap(), ["why"]);
+        assert_eq!(template("{{c.label}}").value(&row()).unwrap(), json!(["A", "B"]));
+        assert_eq!(template("{{ l|map('trim')|list }}").list(&row()).unwrap(), ["a", "b"]);
+        assert_eq!(template("{{ none }}").list(&row()).unwrap(), Vec::<String>::new());
+        assert_eq!(template("{{ q }}").list(&row()).unwrap(), ["why"]);
+        assert_eq!(template("{{ q }}{{ n }}").list(&row()).unwrap(), ["why3"]);
+        assert_eq!(text("{% for i in range(n) %}{{ i }}{% endfor %}"), "012");
     }
 
     #[test]
     fn missing_column_is_named() {
         let missing = |source: &str| template(source).text(&row()).unwrap_err();
-        assert_eq!(missing("{goal}"), NoValue::Column("goal".into()));
-        assert_eq!(missing("{c.answer}"), NoValue::Column("c.answer".into()));
-        assert_eq!(missing("{l[2]}"), NoValue::Other("\"l\" has no element 2".into()));
-        assert!(matches!(missing("{l}"), NoValue::Other(_)));
-        assert!(matches!(missing("{none}"), NoValue::Other(_)));
-        assert!(matches!(missing("{q|before:_}"), NoValue::Other(_)));
+        assert_eq!(missing("{{ goal }}"), NoValue::Column("goal".into()));
+        assert_eq!(missing("{{ goal.strip() }}"), NoValue::Column("goal".into()));
+        assert_eq!(missing("{{ c.answer }}"), NoValue::Column("c.answer".into()));
+        for other in
+            ["{{ l[2] }}", "{{ l }}", "{{ none }}", "{{ q|before('_') }}", "{{ q|nonsense }}"]
+        {
+            assert!(matches!(missing(other), NoValue::Other(_)), "{other}");
+        }
+        assert!(matches!(template("{{ l[2] }}").value(&row()), Err(NoValue::Other(_))));
     }
 
     #[test]
     fn rejects_malformed_templates() {
-        for bad in ["{q", "q}", "{}", "{q[x]}", "{q|nonsense}", "{q[0}"] {
+        for bad in ["{{ q", "{{}}", "{{ q[ }}", "{% if %}"] {
             assert!(Template::try_from(bad.to_string()).is_err(), "{bad}");
         }
+        let said = Template::try_from("Q: {question|strip}".to_string()).unwrap_err();
+        assert!(said.ends_with("write {{ question|strip }} for {question|strip}"), "{said}");
+    }
+
+    /// A template that would run for hours stops with an error.
+    #[test]
+    fn endless_templates_stop() {
+        let source =
+            "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
+        assert!(matches!(template(source).text(&row()), Err(NoValue::Other(_))));
     }
 }

@@ -13,6 +13,7 @@ use crate::{Scheduler, output, signals};
 
 /// Where to compute.
 #[derive(Args)]
+#[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
@@ -32,13 +33,14 @@ pub struct DeviceArgs {
     simd: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum DeviceName {
     /// A GPU if there is one, else the CPU
     Auto,
     /// All cores, single precision
     Cpu,
     /// NVIDIA GPU
+    #[value(alias = "gpu")]
     Cuda,
     /// The slow oracle in double precision
     Naive,
@@ -194,5 +196,16 @@ impl From<PrecisionName> for Precision {
             PrecisionName::F32 => Precision::F32,
             PrecisionName::Bf16 => Precision::Bf16,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_is_another_name_of_cuda() {
+        assert_eq!(DeviceName::from_str("gpu", false), Ok(DeviceName::Cuda));
+        assert!(DeviceName::from_str("tpu", false).is_err());
     }
 }

@@ -24,6 +24,7 @@ const UNKNOWN_FREE: usize = 2 << 30;
 
 /// Options of an engine.
 #[derive(Args)]
+#[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Eviction from the KV cache: off, safe (keys with provably at most e^-10 of any later softmax), or the natural
     /// log of another fraction, e.g. -7
@@ -40,6 +41,7 @@ pub struct EngineArgs {
 
 /// Model and engine options of the commands that generate.
 #[derive(Args)]
+#[command(next_help_heading = "Engine")]
 pub struct GenerationArgs {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]

@@ -57,7 +57,10 @@ pub fn no_description(name: &str) -> String {
     format!("`{name}` is neither a folder nor a config.json nor a recipe; {hint}")
 }
 
-/// The message for a run or checkpoint that was given as a recipe.
+/// Endings of text files, which are data and not recipes.
+const TEXTS: [&str; 6] = [".txt", ".md", ".jsonl", ".json", ".zst", ".gz"];
+
+/// The message for a run, a checkpoint or data that were given as a recipe.
 pub fn folder_as_recipe(name: &str) -> Option<String> {
     let path = Path::new(name);
     if RunFolder::is_run(path) {
@@ -65,10 +68,19 @@ pub fn folder_as_recipe(name: &str) -> Option<String> {
             "{name} is a run, not a recipe; to resume it, give its recipe and --out {name}; to start from its weights, a recipe and --init {name}"
         ));
     }
-    let is_model = path.join("config.json").is_file();
-    is_model.then(|| {
-        format!("{name} is a checkpoint, not a recipe; to start from it, give a recipe and --init {name}")
-    })
+    if path.join("config.json").is_file() {
+        return Some(format!(
+            "{name} is a checkpoint, not a recipe; to start from it, give a recipe and --init {name}"
+        ));
+    }
+    let is_builtin =
+        || recipe::builtin_names().is_ok_and(|all| all.iter().any(|known| known == name));
+    if path.exists() && !name.ends_with(".toml") && !is_builtin() {
+        return Some(format!("{name} is data, not a recipe; train on it with --data {name}"));
+    }
+    let is_text = TEXTS.iter().any(|ending| name.ends_with(ending));
+    is_text
+        .then(|| format!("{name} does not exist; a text to train on is given with --data {name}"))
 }
 
 /// The message for a run or checkpoint that was given as data.

@@ -1,6 +1,7 @@
 //! Command-line arguments that several commands share: device, engine, models and corpora.
 
 pub mod corpus;
+pub mod count;
 pub mod device;
 pub mod engine;
 pub mod hints;

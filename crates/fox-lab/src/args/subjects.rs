@@ -153,6 +153,16 @@ impl Opened {
     }
 }
 
+/// Where the results `name` of some models go: the place that was named, the run folder of a single run, or the working
+/// folder.
+pub fn results_in(named: Option<&Path>, models: &[String], name: &str) -> PathBuf {
+    match (named, models) {
+        (Some(path), _) => path.to_path_buf(),
+        (None, [model]) if RunFolder::is_run(parse(model).1) => parse(model).1.join(name),
+        (None, _) => PathBuf::from(name),
+    }
+}
+
 /// What a checkpoint says about generating with it.
 pub struct GenerationFiles {
     /// Its chat template; without a source where it has none.

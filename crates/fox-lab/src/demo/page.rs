@@ -12,7 +12,7 @@ use super::figures::{Comparison, Figure, FigureKind, SeedFigures};
 use super::models::DemoModel;
 use super::runs::DemoRun;
 use super::{BEYOND, Options, Results, summary};
-use crate::output;
+use crate::{output, provenance};
 
 /// Words of the excerpt before and after a new chapter begins.
 const AROUND: usize = 24;
@@ -37,7 +37,8 @@ pub fn report(f: &Results, options: &Options) -> Report {
     page.text("Longer documents, more seeds, shorter training sequences, other heads, your text:");
     page.code(&commands(f, options));
     page.set_numbers(summary::json(f, options));
-    page.footer("Made by fox demo. The numbers are in demo.json beside this page; the models are in the run folders.");
+    let numbers = "the numbers are in demo.json beside this page, the models in the run folders.";
+    page.footer(&provenance::footer(&f.device, &provenance::command(), numbers));
     page
 }
 
@@ -90,6 +91,7 @@ fn forget_chart(f: &Results) -> String {
         x_max: n,
         y_max: n,
         range: (0.0, 1.0),
+        color_label: "fraction that is left".into(),
         aspect: 1.0,
         row_names: Vec::new(),
         diagonal: f
@@ -212,7 +214,7 @@ fn found(f: &Results) -> LineChart {
     let mut chart =
         LineChart::new("Needles found", "length of the prompt (tokens)", "fraction found");
     chart.x_scale = Scale::Log2;
-    chart.y_range = Some((0.0, 1.02));
+    chart.y_range = Some((0.0, 1.0));
     let t = f.evaluation.trained_on as f64;
     chart.marks = vec![VerticalMark { x: t, label: "training length".into() }];
     for (color, m) in f.figures.models.iter().enumerate() {

@@ -225,7 +225,9 @@ impl Progress {
             last.set(Instant::now());
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
             let percent = 100.0 * done.min(all) as f64 / all.max(1) as f64;
-            output::note(&format!("{percent:.0}% of {} training tokens", output::grouped(all)));
+            let eta = output::duration(self.bar.eta().as_secs_f64());
+            let all = output::grouped(all);
+            output::note(&format!("{percent:.0}% of {all} training tokens  ETA {eta}"));
         }
     }
 }

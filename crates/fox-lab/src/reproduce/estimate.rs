@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use fox_eval::files::write_whole;
+use fox_tensor::Device;
 use fox_train::metrics::{MetricsLog, Record};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,9 @@ const STEPS: u64 = 12;
 /// Approximate number of runs of a learning-rate search.
 const RUNS_PER_SEARCH: f64 = 4.0;
 
+/// Seconds of a run outside of its steps, where they were not measured.
+const AROUND: f64 = 2.0;
+
 /// The measured throughput.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Speed {
@@ -26,6 +30,13 @@ pub struct Speed {
     pub around: f64,
     /// The device.
     pub device: String,
+}
+
+impl Speed {
+    /// From the throughput of steps alone.
+    pub fn from_steps(tokens_per_second: f64, device: &Device) -> Speed {
+        Speed { tokens_per_second, around: AROUND, device: device.to_string() }
+    }
 }
 
 /// A list of all runs with their tokens.

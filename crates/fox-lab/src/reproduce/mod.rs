@@ -38,6 +38,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail};
 use fox_base::durable;
+use fox_tensor::Device;
 use fox_train::Recipe;
 use fox_train::data::RunData;
 use fox_train::recipe::DataRecipe;
@@ -60,9 +61,31 @@ pub struct Outcome {
     pub failures: Vec<(String, String)>,
 }
 
-/// Runs and tokens of all experiments, without training.
-pub fn dry_run(settings: &Settings, out: &Path) -> Result<String> {
-    Ok(estimate::runs(&settings.plan(out)?))
+/// Runs, tokens and minutes of all experiments, from a few steps that are not kept. Nothing is written.
+pub fn dry_run(settings: &Settings, out: &Path, jobs: usize, device: &Device) -> Result<String> {
+    let plan = settings.plan(out)?;
+    let runs = estimate::runs(&plan);
+    let estimate = || -> Result<String> {
+        let (recipe, data) = first_run(&plan)?;
+        let measured = fox_train::dry_run(&recipe, &data, true, device)?;
+        let speed = estimate::Speed::from_steps(measured.tokens_per_second, device);
+        estimate::table(&plan, &speed, data.train.vocab_size(), jobs)
+    };
+    let estimate = estimate().unwrap_or_else(|error| {
+        format!("no estimate of the time: {}\n", output::error_message(&error))
+    });
+    Ok(format!("{runs}{estimate}"))
+}
+
+/// The recipe of the first run, without the held-out segments that are cut later, and its data.
+fn first_run(plan: &Reproduction) -> Result<(Recipe, RunData)> {
+    let Some(first) = plan.searches.first().or(plan.runs.first()) else {
+        bail!("there is nothing to train; name other experiments");
+    };
+    let mut recipe = first.train_run(1e-3, &plan.options).recipe()?;
+    recipe.data = DataRecipe { heldout: None, ..recipe.data };
+    let data = RunData::open(&recipe)?;
+    Ok((recipe, data))
 }
 
 /// Writes the report again from the files in a folder.
@@ -83,11 +106,7 @@ pub fn run(
     let plan = settings.plan(out)?;
     let joined = settings.joined(out)?;
     // The data are validated before anything is written.
-    let base = plan.searches.first().or(plan.runs.first());
-    let Some(base) = base else { bail!("there is nothing to train; name other experiments") };
-    let recipe = base.train_run(1e-3, &plan.options).recipe()?;
-    let data = DataRecipe { heldout: None, ..recipe.data.clone() };
-    let data = RunData::open(&Recipe { data, ..recipe.clone() })?;
+    let (recipe, data) = first_run(&plan)?;
     data.loader(&recipe)?;
     let segments = HeldOutSegments::cut(&data, settings.data.as_deref(), &plan.scale)?;
     durable::create_folder(out)?;

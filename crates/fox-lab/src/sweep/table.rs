@@ -7,7 +7,7 @@ use fox_base::durable;
 use fox_eval::csv::Csv;
 use fox_eval::report::Report;
 use fox_eval::stats::SeedMean;
-use fox_plot::{LineChart, standalone};
+use fox_plot::{LineChart, learning_range, standalone};
 use fox_train::Summary;
 use fox_train::metrics::{MetricsLog, Record};
 use serde::Serialize;
@@ -118,6 +118,7 @@ impl Comparison {
     /// The losses of all runs over the tokens seen.
     fn chart(&self) -> LineChart {
         let mut chart = LineChart::new("Loss over training", "tokens", "nats per token");
+        chart.y_range = learning_range(self.rows.iter().map(|row| row.curve.as_slice()));
         for row in &self.rows {
             chart.add_line(&row.label, row.curve.clone());
         }
@@ -147,6 +148,15 @@ impl Comparison {
 
     /// A table of all runs, with the best in bold, and one of the means over seeds.
     pub fn markdown(&self) -> String {
+        self.report(true).markdown()
+    }
+
+    /// The same for a terminal.
+    pub fn terminal(&self) -> String {
+        self.report(false).terminal()
+    }
+
+    fn report(&self, bold: bool) -> Report {
         let best = self.best();
         let head = [
             "run",
@@ -164,7 +174,7 @@ impl Comparison {
         for row in &self.rows {
             let s = row.summary.as_ref();
             let loss = match (row.loss(), s) {
-                (Some(loss), _) if Some(loss) == best => format!("**{loss:.4}**"),
+                (Some(loss), _) if bold && Some(loss) == best => format!("**{loss:.4}**"),
                 (loss, Some(_)) => number(loss),
                 (_, None) if row.failed.is_some() => "failed".into(),
                 (_, None) => "diverged".into(),
@@ -196,7 +206,7 @@ impl Comparison {
                 report.text(&format!("{} failed: {why}", row.label));
             }
         }
-        report.markdown()
+        report
     }
 
     /// The same as CSV.

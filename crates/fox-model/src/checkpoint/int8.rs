@@ -3,7 +3,7 @@
 //! The blocks are those of [`fox_tensor::WeightFormat::Int8`], so that a model that is read from 8 bits and runs in 8
 //! bits is rounded once.
 
-use fox_tensor::INT8_BLOCK;
+use fox_tensor::{INT8_BLOCK, quantize_int8};
 
 const SUFFIX: &str = ".int8_scale";
 
@@ -24,13 +24,12 @@ pub(super) fn scale_dims(dims: &[usize]) -> Vec<usize> {
 
 /// Rounds a matrix with rows of `cols` values; the scales are little-endian f32.
 pub(super) fn quantize(values: &[f32], cols: usize) -> (Vec<i8>, Vec<u8>) {
-    let (mut quantized, mut scales) = (Vec::with_capacity(values.len()), Vec::new());
-    for block in values.chunks(cols.max(1)).flat_map(|row| row.chunks(INT8_BLOCK)) {
-        let largest = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let scale = largest / 127.0;
-        let inverse = if scale > 0.0 { scale.recip() } else { 0.0 };
-        quantized.extend(block.iter().map(|x| (x * inverse).round().clamp(-127.0, 127.0) as i8));
-        scales.extend(scale.to_le_bytes());
+    let (mut quantized, mut scales) = (vec![0; values.len()], Vec::new());
+    let rows = quantized.chunks_mut(cols.max(1)).zip(values.chunks(cols.max(1)));
+    for (out, row) in rows {
+        for (out, block) in out.chunks_mut(INT8_BLOCK).zip(row.chunks(INT8_BLOCK)) {
+            scales.extend(quantize_int8(block, out).to_le_bytes());
+        }
     }
     (quantized, scales)
 }

@@ -14,12 +14,19 @@ pub mod delta;
 pub mod forgetting;
 pub mod hgrn2;
 pub mod hybrid;
+pub mod kda;
 pub mod mamba1;
 pub mod mamba2;
 
 /// The families that are always there.
-static BUILT_IN: [&MixerFamily; 5] =
-    [&forgetting::FAMILY, &delta::FAMILY, &hgrn2::FAMILY, &mamba2::FAMILY, &hybrid::FAMILY];
+static BUILT_IN: [&MixerFamily; 6] = [
+    &forgetting::FAMILY,
+    &delta::FAMILY,
+    &hgrn2::FAMILY,
+    &mamba2::FAMILY,
+    &kda::FAMILY,
+    &hybrid::FAMILY,
+];
 
 mod convolution;
 mod format;

@@ -5,6 +5,7 @@ mod distill;
 mod forward;
 mod slots;
 mod structure;
+mod token_decoder;
 
 use std::path::Path;
 
@@ -18,6 +19,7 @@ use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
 pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
+pub use token_decoder::TokenDecoder;
 
 /// A model with its parameters on a device.
 #[derive(Debug)]

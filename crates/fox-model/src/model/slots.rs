@@ -1,6 +1,6 @@
 //! Decoding in slots of the device.
 
-use fox_cache::PagePolicy;
+use fox_cache::{PagePolicy, Slots};
 use fox_tensor::{DecodeWeights, SlotDecoder};
 
 use super::Model;
@@ -14,7 +14,7 @@ impl Model {
         slots: usize,
         max_context: usize,
         policy: &PagePolicy,
-    ) -> Result<Option<SlotDecoder>> {
+    ) -> Result<Option<Slots>> {
         if self.device.backend().caps().slots.is_none() {
             return Ok(None);
         }
@@ -32,6 +32,6 @@ impl Model {
             norm_eps: self.config.norm_eps as f32,
             head: value(self.structure.lm_head),
         };
-        Ok(SlotDecoder::open(&weights, &self.device)?)
+        Ok(SlotDecoder::open(&weights, &self.device)?.map(Slots::new))
     }
 }

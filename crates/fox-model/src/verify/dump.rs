@@ -1,8 +1,9 @@
 //! The reference values of a dump folder, read and checked.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use fox_tensor::Segments;
+use fox_tensor::{Segment, Segments};
 
 use crate::checkpoint::SafetensorsFile;
 use crate::{Error, Result};
@@ -15,8 +16,8 @@ pub(super) struct Dump {
     pub file: PathBuf,
     pub batch: usize,
     pub time: usize,
-    /// Left pads of every sequence.
-    pub pads: Vec<usize>,
+    /// Rows of every sequence among `B * T`: what follows the left pads, or the packed sequences of one row.
+    pub sequences: Vec<Range<usize>>,
     /// `[B * T]`.
     pub input_ids: Vec<i32>,
     /// `[B * T]`, already shifted.
@@ -62,14 +63,18 @@ impl Dump {
                 return Err(wrong(format!("`{name}` must be {dims:?}, found {found:?}")));
             }
         }
-        let pads = match file.dims("attention_mask") {
-            None => vec![0; batch],
-            Some(dims) if dims == [batch, time] => {
-                left_pads(&file.read_i32("attention_mask")?, time).map_err(wrong)?
+        let sequences = match (file.dims("attention_mask"), file.dims("cu_seqlens")) {
+            (None, None) => (0..batch).map(|b| b * time..(b + 1) * time).collect(),
+            (Some(dims), None) if dims == [batch, time] => {
+                padded(&file.read_i32("attention_mask")?, time).map_err(wrong)?
             }
-            Some(dims) => {
+            (None, Some(&[_])) if batch == 1 => {
+                packed(&file.read_i32("cu_seqlens")?, time).map_err(wrong)?
+            }
+            (mask, ends) => {
                 return Err(wrong(format!(
-                    "`attention_mask` must be [{batch}, {time}], found {dims:?}"
+                    "either `attention_mask` [{batch}, {time}] or, with one row, `cu_seqlens` [N + 1] may be there, \
+                     found {mask:?} and {ends:?}"
                 )));
             }
         };
@@ -82,8 +87,8 @@ impl Dump {
             file: path.to_path_buf(),
             batch,
             time,
-            weights: mean_weights(&pads, time),
-            pads,
+            weights: mean_weights(&sequences, batch * time),
+            sequences,
             input_ids: file.read_i32("input_ids")?,
             labels: file.read_i32("labels")?,
             logits: file.read_f32("logits")?,
@@ -100,34 +105,53 @@ impl Dump {
     }
 
     pub fn segments(&self) -> Result<Segments> {
-        Ok(Segments::left_padded(self.time, &self.pads)?)
+        let segment = |rows: &Range<usize>| {
+            let (start, len) = (rows.start, rows.len());
+            Segment { q_start: start, q_len: len, k_start: start, k_len: len }
+        };
+        Ok(Segments::new(self.sequences.iter().map(segment).collect())?)
     }
 
-    /// The real tokens of sequence `b`.
-    pub fn sequence(&self, b: usize) -> &[i32] {
-        &self.input_ids[b * self.time + self.pads[b]..(b + 1) * self.time]
+    /// The real tokens of sequence `n`.
+    pub fn sequence(&self, n: usize) -> &[i32] {
+        &self.input_ids[self.sequences[n].clone()]
     }
 }
 
-fn left_pads(mask: &[i32], time: usize) -> std::result::Result<Vec<usize>, String> {
-    let pads_of = |(b, row): (usize, &[i32])| {
+/// Rows of left-padded sequences.
+fn padded(mask: &[i32], time: usize) -> std::result::Result<Vec<Range<usize>>, String> {
+    let rows = |(b, row): (usize, &[i32])| {
         let pads = row.iter().take_while(|&&m| m == 0).count();
         if pads == time || row[pads..].iter().any(|&m| m != 1) {
             return Err(format!(
                 "row {b} of `attention_mask` is not zeros (pads) followed by ones (tokens)"
             ));
         }
-        Ok(pads)
+        Ok(b * time + pads..(b + 1) * time)
     };
-    mask.chunks(time).enumerate().map(pads_of).collect()
+    mask.chunks(time).enumerate().map(rows).collect()
 }
 
-fn mean_weights(pads: &[usize], time: usize) -> Vec<f32> {
-    let real: usize = pads.iter().map(|pad| time - pad).sum();
-    let weight = 1.0 / real as f32;
-    let row = |pad: &usize| {
-        let pad = *pad;
-        (0..time).map(move |t| if t < pad { 0.0 } else { weight })
-    };
-    pads.iter().flat_map(row).collect()
+/// Rows of packed sequences.
+fn packed(cu_seqlens: &[i32], time: usize) -> std::result::Result<Vec<Range<usize>>, String> {
+    let ends: Vec<usize> = cu_seqlens.iter().filter_map(|&end| usize::try_from(end).ok()).collect();
+    let rising = ends.windows(2).all(|pair| pair[0] < pair[1]);
+    if ends.len() != cu_seqlens.len()
+        || !rising
+        || ends.first() != Some(&0)
+        || ends.last() != Some(&time)
+    {
+        return Err(format!("`cu_seqlens` must rise from 0 to {time}, found {cu_seqlens:?}"));
+    }
+    Ok(ends.windows(2).map(|pair| pair[0]..pair[1]).collect())
+}
+
+/// Equal weights of all rows of sequences.
+fn mean_weights(sequences: &[Range<usize>], rows: usize) -> Vec<f32> {
+    let real: usize = sequences.iter().map(Range::len).sum();
+    let mut weights = vec![0.0; rows];
+    for rows in sequences {
+        weights[rows.clone()].fill(1.0 / real as f32);
+    }
+    weights
 }

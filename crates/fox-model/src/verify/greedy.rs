@@ -26,7 +26,7 @@ pub(super) const METHODS: [(&str, Method); 4] = [
 pub(super) fn continuation(model: &Model, dump: &Dump, method: Method) -> Result<Vec<i32>> {
     let prompt = |b: usize| dump.input_ids[b * dump.time..][..PROMPT].to_vec();
     let mut sequences: Vec<Vec<i32>> = (0..dump.batch).map(prompt).collect();
-    let mut cache = model.new_cache(dump.batch, 1)?;
+    let mut cache = model.new_cache(dump.sequences.len(), 1)?;
     while sequences[0].len() < dump.greedy_len {
         let logits = match method {
             Method::Full => last_logits(model, &sequences)?,
@@ -86,12 +86,12 @@ pub(super) fn cached_logits(
     loop {
         let mut cu_seqlens = vec![0];
         let mut tokens = Vec::new();
-        for b in 0..dump.batch {
-            let (sequence, seen) = (dump.sequence(b), cache.lens()[b]);
+        for (n, rows) in dump.sequences.iter().enumerate() {
+            let (sequence, seen) = (dump.sequence(n), cache.lens()[n]);
             let new = &sequence[seen..sequence.len().min(seen + chunk)];
             tokens.extend_from_slice(new);
             cu_seqlens.push(tokens.len());
-            let row = b * dump.time + dump.pads[b] + seen;
+            let row = rows.start + seen;
             want.extend_from_slice(&dump.logits[row * vocab..(row + new.len()) * vocab]);
         }
         if tokens.is_empty() {

@@ -12,6 +12,7 @@
 //! [`peers`], [`recompute`], [`paged`] and [`decode`] declare optional abilities of a device; see [`Caps`](crate::Caps).
 
 pub(crate) mod attention;
+mod channel_decay;
 mod columns;
 mod conv;
 mod decode;
@@ -37,14 +38,16 @@ mod update;
 pub use decode::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
     DecodeRow, DecodeWeights, LayerPast, SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw,
+    check_enter_slot, check_open_slots, check_slot, check_slot_rows, check_update_slot_pages,
     slot_state,
 };
 pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
-    Slab, check_paged_attention, gate_totals, gathered_attention, held_pages, page_parts,
+    Slab, check_copy_page, check_gate_totals, check_paged_attention, check_write_pages,
+    copy_to_pages, gate_totals, gathered_attention, held_pages, host_gate_totals, page_parts,
     write_pages,
 };
-pub use peers::{OwnedTensor, PeerOps, RankInfo};
+pub use peers::{OwnedTensor, PeerOps, RankInfo, check_collective, check_join_peers};
 pub use recompute::RecomputeOps;
 
 use crate::cases::Case;
@@ -86,4 +89,5 @@ ops! {
     scan: ScanOps,
     time_step: TimeStepOps,
     hgrn: HgrnOps,
+    channel_decay: ChannelDecayOps,
 }

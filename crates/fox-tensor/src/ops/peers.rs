@@ -3,7 +3,8 @@
 //! Collectives run on a separate CUDA stream: after all work that was queued before them, and overlapped with the work
 //! that is queued afterwards, until [`PeerOps::finish_collectives`].
 
-use crate::{Result, Tensor};
+use crate::check::Operands;
+use crate::{Backend, Error, Result, Tensor};
 
 /// Rank of a process, world size, and how the ranks share machines and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,4 +49,49 @@ pub trait PeerOps {
     /// Aborts all collectives, also those that another thread waits for; their results are undefined. All later calls
     /// fail.
     fn abort_collectives(&self);
+}
+
+/// Validates the rank of [`PeerOps::join_peers`].
+pub fn check_join_peers(place: RankInfo) -> Result<()> {
+    let RankInfo { rank, size, .. } = place;
+    match rank < size {
+        true => Ok(()),
+        false => Err(Error::argument("join_peers", format!("rank {rank} of {size} ranks"))),
+    }
+}
+
+/// Validates the tensors of a collective of `size` ranks.
+pub fn check_collective(
+    backend: &dyn Backend,
+    size: usize,
+    tensors: &[OwnedTensor<'_>],
+) -> Result<()> {
+    let operands = Operands::new("collective", backend);
+    for (owner, tensor) in tensors {
+        operands.plain("tensor", tensor)?;
+        operands.require(*owner < size, || format!("owner {owner} of {size} ranks"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device};
+
+    #[test]
+    fn rejects_foreign_tensors_and_ranks() {
+        let (device, other) = (Device::naive(), Device::naive());
+        let check = |owner: usize, mut tensor: Tensor| {
+            check_collective(device.backend(), 2, &[(owner, &mut tensor)])
+        };
+        let zeros = |device: &Device, dtype| device.zeros([3], dtype).unwrap();
+        assert!(check(1, zeros(&device, DType::F32)).is_ok());
+        assert!(check(2, zeros(&device, DType::F32)).is_err());
+        assert!(check(0, zeros(&device, DType::I32)).is_err());
+        assert!(check(0, zeros(&other, DType::F32)).is_err());
+        let place = |rank, size| RankInfo { rank, size, shares_device: false, one_machine: true };
+        assert!(check_join_peers(place(1, 2)).is_ok());
+        assert!(check_join_peers(place(2, 2)).is_err() && check_join_peers(place(0, 0)).is_err());
+    }
 }

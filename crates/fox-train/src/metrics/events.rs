@@ -174,7 +174,8 @@ mod tests {
     fn varints_have_seven_bits_a_byte() {
         let mut out = Vec::new();
         put_varint(&mut out, 300);
-        assert_eq!(out, [0xac, 0x02]);
+        put_varint(&mut out, 128);
+        assert_eq!(out, [0xac, 0x02, 0x80, 0x01]);
     }
 
     /// Bytes as the reference library writes them for the same event.

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::builtin::{self, Source, builtin_names, variants};
+use super::suggest::with_suggestion;
 use super::{Recipe, gate_init, nearest, typed};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
@@ -36,7 +37,7 @@ const SECTIONS: [&str; 9] = [
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
     let mut table = load_table(spec)?;
     apply_overrides(&mut table, overrides)?;
-    parse_table(spec, table)
+    parse_table(spec, table).map_err(with_suggestion)
 }
 
 /// [`load`], but the model is that of a checkpoint, and its weights are what the run begins with. Overrides may still
@@ -49,7 +50,7 @@ pub fn load_from(spec: &str, init: &Path, overrides: &[String]) -> Result<Recipe
     let training = Table::from_iter([("init".to_string(), path)]);
     merge(&mut table, Table::from_iter([("training".to_string(), Value::Table(training))]));
     apply_overrides(&mut table, overrides)?;
-    parse_table(spec, table)
+    parse_table(spec, table).map_err(with_suggestion)
 }
 
 /// Reads a recipe as a table, with everything it extends and its variants, but unchecked.
@@ -99,7 +100,30 @@ pub fn apply_overrides(table: &mut Table, overrides: &[String]) -> Result<()> {
     let mut layer = Table::new();
     overrides.iter().try_for_each(|text| apply_override(&mut layer, text))?;
     gate_init::reset_below(table, &layer);
-    overrides.iter().try_for_each(|text| apply_override(table, text))
+    let before = count(table, "training", "tokens");
+    overrides.iter().try_for_each(|text| apply_override(table, text))?;
+    if let (Some(before), Some(now)) = (before, count(&layer, "training", "tokens"))
+        && count(&layer, "schedule", "warmup_tokens").is_none()
+        && let Some(warmup) = count(table, "schedule", "warmup_tokens")
+        && let Some(Value::Table(schedule)) = table.get_mut("schedule")
+    {
+        let warmup = shorter_warmup(warmup, before, now);
+        schedule.insert("warmup_tokens".into(), Value::Integer(warmup as i64));
+    }
+    Ok(())
+}
+
+/// A number of tokens in a table; `None` where it is missing or no number of tokens.
+fn count(table: &Table, section: &str, key: &str) -> Option<u64> {
+    u64::try_from(table.get(section)?.get(key)?.as_integer()?).ok()
+}
+
+/// The warm-up of a run of `now` tokens whose recipe has `before`: shorter in proportion, but never longer.
+pub(super) fn shorter_warmup(warmup: u64, before: u64, now: u64) -> u64 {
+    match now < before {
+        true => (warmup as f64 * (now as f64 / before as f64)) as u64,
+        false => warmup,
+    }
 }
 
 /// Applies `section.key=value`. The value is TOML; what is not, is taken as text.

@@ -11,6 +11,7 @@ mod load;
 mod model;
 mod ranks;
 mod schedule;
+mod suggest;
 mod typed;
 mod validate;
 

@@ -8,6 +8,9 @@ use fox_tensor::Device;
 use super::{Recipe, nearest};
 use crate::{Error, Result};
 
+/// Sequences from this length on have the larger base of RoPE, as in the published recipes.
+const LONG: usize = 4096;
+
 impl Recipe {
     /// The model, for data with this many token ids.
     pub fn model_config(&self, data_vocab: usize) -> Result<ModelConfig> {
@@ -65,8 +68,30 @@ impl Recipe {
         if names.iter().any(|name| self.model.contains_key(*name)) {
             return Ok(());
         }
-        let detail = "is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or begin with a checkpoint (--init)";
+        let detail = "is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or start from a checkpoint (training.init)";
         Err(Error::value(&self.name, &format!("model.{}", names[0]), detail))
+    }
+
+    /// The same recipe with the matching Transformer: RoPE in place of the forget gates.
+    ///
+    /// # Errors
+    /// A model without data-dependent forget gates, or one that begins with a checkpoint.
+    pub fn transformer_baseline(&self) -> Result<Recipe> {
+        let gates = self.model.get("fgate_type").and_then(toml::Value::as_str).unwrap_or("none");
+        if gates != "full" || self.training.init.is_some() {
+            let detail = "has no Transformer to compare with; name a recipe of FoX that starts from random weights";
+            return Err(Error::value(&self.name, "model", detail));
+        }
+        let mut recipe = self.clone();
+        recipe.name = format!("{} as a Transformer", self.name);
+        recipe.training.gate_init = super::GateInit::Published;
+        recipe.model.retain(|key, _| !key.starts_with("fgate_") && !key.starts_with("decay_time_"));
+        recipe.model.insert("fgate_type".into(), "none".into());
+        recipe.model.insert("use_rope".into(), true.into());
+        if self.data.sequence_length >= LONG && !recipe.model.contains_key("rope_base") {
+            recipe.model.insert("rope_base".into(), 500_000.0.into());
+        }
+        Ok(recipe)
     }
 
     /// The model before the first step.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Recipe;
+use super::load::shorter_warmup;
 use crate::schedule::{Decay, Schedule};
 use crate::{Error, Result};
 
@@ -108,6 +109,12 @@ impl ScheduleRecipe {
 }
 
 impl Recipe {
+    /// Sets the tokens of the run; a shorter run has a shorter warm-up, in proportion.
+    pub fn set_tokens(&mut self, tokens: u64) {
+        let warmup = shorter_warmup(self.schedule.warmup_tokens, self.training.tokens, tokens);
+        (self.schedule.warmup_tokens, self.training.tokens) = (warmup, tokens);
+    }
+
     /// The learning rate.
     pub fn schedule(&self) -> Schedule {
         Schedule {

@@ -64,7 +64,7 @@ impl Recipe {
         rule(
             t.distill.is_none() || t.init.is_some(),
             "training.distill",
-            "needs a teacher; give the checkpoint to begin with by --init",
+            "needs a teacher; name the checkpoint to start from in training.init",
         )?;
         rule(
             t.distill.is_none() || self.parallel.context == 1,

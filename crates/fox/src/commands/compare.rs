@@ -11,6 +11,7 @@ use fox_eval::files::{file_stem, kept, write_whole};
 use fox_eval::inspect::{InspectOptions, inspect};
 use fox_eval::learning::Learning;
 use fox_eval::needle::{Grid, ModelReader, run_needle};
+use fox_lab::provenance;
 use fox_train::metrics::{MetricsLog, Record};
 
 use super::eval::STOPPED;
@@ -94,7 +95,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         found.left_out.push(reason.into());
     }
     let mut page = found.report();
-    page.footer("Made by fox compare. The numbers are in compare.json beside this page.");
+    let numbers = "the numbers are in compare.json beside this page.";
+    page.footer(&provenance::footer(&device.to_string(), &provenance::command(), numbers));
     let (html, json) = (args.out.join("report.html"), args.out.join("compare.json"));
     write_whole(&html, page.html().as_bytes())?;
     write_whole(&json, serde_json::to_string(&found.json())?.as_bytes())?;

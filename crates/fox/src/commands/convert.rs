@@ -8,6 +8,8 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use fox_model::{CheckpointLayout, CheckpointReader, FileDtype, WriteOptions, convert_checkpoint};
 
+use fox_train::RunFolder;
+
 use crate::output;
 
 /// Write a checkpoint in another format
@@ -17,7 +19,7 @@ use crate::output;
 /// a model with options that the format cannot express.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint folder to read: official, flash-linear-attention, Hugging Face or fox
+    /// Run folder, or checkpoint folder to read: official, flash-linear-attention, Hugging Face or fox
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Folder to write
@@ -53,7 +55,7 @@ enum DtypeName {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut reader = CheckpointReader::open(&args.input)?;
+    let mut reader = CheckpointReader::open(&RunFolder::model_folder(&args.input)?)?;
     let config = reader.config().clone();
     // A model that has this layout already keeps its type.
     let from = reader.model_type();

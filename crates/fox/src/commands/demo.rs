@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use fox_lab::args::count::count;
 use fox_lab::demo::{self, Options};
 
 use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Train FoX and two RoPE Transformers on the embedded corpus and compare them in one report
+/// Compare FoX with RoPE Transformers: four minutes, one report
 ///
-/// All have the same size and see the same number of tokens, once per seed. Then they are evaluated on documents four
+/// FoX and two RoPE Transformers are trained on the embedded corpus. All have the same size and see the same number of tokens, once per seed. Then they are evaluated on documents four
 /// times as long as the training sequences: loss by position beside the lowest possible loss, needles after an
 /// outdated fact, and the forget gates of FoX. OUT gets report.html (self-contained), demo.json and the run folders;
 /// run the same command again to resume.
@@ -22,8 +23,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "fox-demo")]
     out: PathBuf,
     /// Tokens to train each model on; more takes longer and learns more
-    #[arg(long, value_name = "N", default_value_t = demo::TOKENS,
-          value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = demo::TOKENS, value_parser = count)]
     tokens: u64,
     /// Tokens of a training sequence, a power of two; evaluation is four times as long
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = training_length)]

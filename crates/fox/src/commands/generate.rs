@@ -1,7 +1,7 @@
 //! `fox generate`: a model continues a text.
 
 use std::io::{IsTerminal, Read, stderr, stdin};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::engine::GenerationArgs;
 use crate::sampling::SamplingArgs;
 use crate::{output, signals};
 
-/// Continue a text, token by token
+/// Continue a text
 ///
 /// The text goes to standard output as it is generated; speed, bytes of the KV cache and the fraction evicted go to
 /// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.
@@ -26,7 +26,10 @@ pub struct Args {
     /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
     model: Option<String>,
-    /// Text to continue; without it and --file, standard input
+    /// Text to continue; without it, --prompt and --file, standard input
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"])]
+    text: Option<String>,
+    /// The same as a flag, also without MODEL
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
     /// File whose text to continue
@@ -68,8 +71,9 @@ struct Answer {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
-    let ids = tokenizer.encode_prompt(&args.text()?)?;
+    let (model, prompt) = args.model_and_prompt();
+    let (opened, tokenizer) = args.run.open(model)?;
+    let ids = tokenizer.encode_prompt(&args.text(prompt)?)?;
     let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
     let files = opened.generation(&tokenizer)?;
     let stop_ids = if args.ignore_end { Vec::new() } else { files.end_ids };
@@ -159,9 +163,21 @@ pub(super) fn advice(refusal: &Refusal) -> String {
 }
 
 impl Args {
-    fn text(&self) -> Result<String> {
-        match (&self.prompt, &self.file) {
-            (Some(text), _) => Ok(text.clone()),
+    /// The model and the prompt. A single argument of several words that does not exist as a path is the prompt.
+    fn model_and_prompt(&self) -> (Option<&str>, Option<&str>) {
+        let (model, text) = (self.model.as_deref(), self.text.as_deref());
+        let alone = text.is_none() && self.prompt.is_none() && self.file.is_none();
+        let is_prompt =
+            |text: &str| text.contains(char::is_whitespace) && !Path::new(text).exists();
+        match model.filter(|model| alone && is_prompt(model)) {
+            Some(prompt) => (None, Some(prompt)),
+            None => (model, text.or(self.prompt.as_deref())),
+        }
+    }
+
+    fn text(&self, prompt: Option<&str>) -> Result<String> {
+        match (prompt, &self.file) {
+            (Some(text), _) => Ok(text.to_string()),
             (None, Some(path)) => std::fs::read_to_string(path)
                 .with_context(|| format!("cannot read {}", path.display())),
             (None, None) => {

@@ -1,15 +1,16 @@
 //! `fox inspect`: what a model forgets and what it looks at.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use fox_data::Tokenizer;
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, inspect};
+use fox_lab::provenance;
 
 use super::eval::corpus::{documents, first_tokens, has_own, text};
-use super::eval::subjects::Opened;
+use super::eval::subjects::{Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::pretrained::{or_pretrained, sample};
@@ -25,9 +26,10 @@ pub struct Args {
     /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
     model: Option<String>,
-    /// Text to read: a file or folder; without it a held-out document of the run's own data, or of the embedded corpus
-    #[arg(long, value_name = "PATH")]
-    text: Option<PathBuf>,
+    /// Text to read: a file, a folder, or the words themselves in quotes; without it a held-out document of the run's own
+    /// data, or of the embedded corpus
+    #[arg(long, value_name = "PATH|WORDS")]
+    text: Option<String>,
     /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 2048,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -42,26 +44,28 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Page to write; the numbers go to the same name with .json
-    #[arg(long, value_name = "FILE", default_value = "inspect.html")]
-    out: PathBuf,
+    /// Page to write; the numbers go to the same name with .json. Without it inspect.html in the run folder of a run, or
+    /// else here
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Print the numbers as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Tokens beyond which reading takes long enough to say so.
 const LONG: usize = 8192;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let numbers = args.out.with_extension("json");
-    if args.out == numbers {
-        bail!(
-            "--out {} is where the numbers go; name the page, e.g. inspect.html",
-            args.out.display()
-        );
+    let out = results_in(args.out.as_deref(), args.model.as_slice(), "inspect.html");
+    let numbers = out.with_extension("json");
+    if out == numbers {
+        bail!("--out {} is where the numbers go; name the page, e.g. inspect.html", out.display());
     }
-    if args.out.is_dir() {
-        bail!("--out {} is a folder; name a file for the page", args.out.display());
+    if out.is_dir() {
+        bail!("--out {} is a folder; name a file for the page", out.display());
     }
     let device = args.device.open()?;
     let model = or_pretrained(args.model.as_deref())?;
@@ -81,9 +85,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let seen = inspect(&subject, &ids, &options)?;
     let decode = |id: u32| decode_one(&tokenizer, id);
     let mut page = seen.report(&decode);
-    page.footer(&format!("fox inspect {}", args.model.as_deref().unwrap_or_default()));
-    write_whole(&args.out, page.html().as_bytes())?;
+    let beside = "the numbers are in the JSON file beside this page.";
+    page.footer(&provenance::footer(&device.to_string(), &provenance::command(), beside));
+    write_whole(&out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
+    if args.json {
+        output::print(&format!("{}\n", seen.json()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
 
     let mut rows =
         vec![["head", "half-life", "reach", "entropy", "pruned"].map(String::from).to_vec()];
@@ -101,21 +110,37 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::table(&rows),
         ids.len(),
         100.0 * seen.pruned(),
-        args.out.display(),
+        out.display(),
         numbers.display()
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// The text at a path, or several words that are the text.
+fn given_text(given: &str) -> Result<String> {
+    let path = Path::new(given);
+    if path.exists() {
+        return text(path);
+    }
+    if given.split_whitespace().count() < 2 {
+        bail!(
+            "{given} does not exist; --text takes a file, a folder, or several words in quotes as the text itself"
+        );
+    }
+    output::note("--text does not name a file or folder; these words are the text");
+    Ok(given.to_string())
+}
+
 /// The start marker and the first tokens of the text.
 fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let length = args.length as usize;
-    let mut ids = match args.text.clone().or_else(|| sample(&opened.folder)) {
-        Some(path) => tokenizer.encode(&text(&path)?)?,
-        None if has_own(opened, tokenizer) => {
+    let mut ids = match (&args.text, sample(&opened.folder)) {
+        (Some(given), _) => tokenizer.encode(&given_text(given)?)?,
+        (None, Some(path)) => tokenizer.encode(&text(&path)?)?,
+        (None, None) if has_own(opened, tokenizer) => {
             first_tokens(&*documents(None, opened, Ok(tokenizer.clone()), length, 1)?, length)?
         }
-        None => {
+        (None, None) => {
             bail!("the model was not trained on the embedded corpus; give it a text with --text")
         }
     };

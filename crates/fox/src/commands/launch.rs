@@ -15,7 +15,7 @@ use crate::{output, signals};
 const GRACE: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Start several processes of a command on this machine that train or evaluate one model together
+/// Start the processes of a distributed run on this machine
 ///
 /// Each process computes the gradient of its rows of every batch and updates the parameters it owns. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share

@@ -17,6 +17,7 @@ mod serve;
 mod sweep;
 mod train;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ pub enum Command {
     Demo(demo::Args),
     Prepare(prepare::Args),
     Train(train::Args),
+    Watch(watch::Args),
     Launch(launch::Args),
     Sweep(sweep::Args),
     Reproduce(reproduce::Args),
@@ -56,6 +58,7 @@ impl Command {
             Command::Demo(args) => demo::run(&args),
             Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
+            Command::Watch(args) => watch::run(&args),
             Command::Launch(args) => launch::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Reproduce(args) => reproduce::run(&args),

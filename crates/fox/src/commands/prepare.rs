@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenizer, prepare};
+use fox_data::{
+    HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Replace, Tokenizer, prepare,
+};
 use serde_json::json;
 
 use crate::device::parse_threads;
@@ -16,9 +18,9 @@ use crate::{output, signals};
 
 /// Turn text into token shards for training
 ///
-/// CORPUS is a text file, JSON lines, either of them compressed (.zst, .gz), or a folder of such files. The shards
-/// are the same for any number of threads. The same command resumes a stopped preparation; one that is
-/// complete is compared with the corpus, document by document.
+/// CORPUS is a text file (any UTF-8 file), JSON lines, either of them compressed (.zst, .gz), or a folder of such files.
+/// The shards are the same for any number of threads. The same command resumes a stopped preparation; one that is
+/// complete is compared with the corpus, document by document, and prepared again where the corpus has changed.
 #[derive(clap::Args)]
 pub struct Args {
     /// File or folder of text
@@ -85,6 +87,7 @@ impl Args {
         options.end_mark = !self.no_end_mark;
         // 0 means all cores.
         options.threads = self.threads.unwrap_or(0);
+        options.replace = Replace::ChangedCorpus;
         Ok(options)
     }
 }
@@ -121,6 +124,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let report = prepare_with_bar(&options, &stop)?;
     let seconds = start.elapsed().as_secs_f64();
     let (index, done) = (&report.index, &report.progress);
+    if report.replaced {
+        output::note("note: the corpus has changed, so it was prepared again");
+    }
     if done.empty_documents > 0 {
         let count = output::grouped(done.empty_documents);
         output::note(&format!("note: empty documents are left out ({count})"));

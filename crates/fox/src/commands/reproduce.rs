@@ -1,16 +1,18 @@
 //! `fox reproduce`: the paper's experiments on one machine, in one report.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use fox_lab::args::count::count;
+use fox_lab::provenance;
 use fox_lab::reproduce::{self, Settings};
 
 use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Repeat the paper's experiments on one machine: all models, ablations, gates, searches, in one report
+/// Repeat the experiments of the paper in one report
 ///
 /// The main comparison of all models with seeds, Table 3, kinds of forget gate, training length, model size, short
 /// contexts, searches for learning rate and head width, needles, forget matrices of heads, and pruning. CORPUS names
@@ -31,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "laptop")]
     scale: String,
     /// Folder for runs and report
-    #[arg(long, value_name = "DIR", required_unless_present = "report")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["report", "dry_run"])]
     out: Option<PathBuf>,
     /// Experiments: main, table3, gates, lengths, sizes, short, heads, pruning, rates; all of these by default. Also
     /// longer: a trained Transformer is extended to longer sequences, with and without forget gates
@@ -49,7 +51,7 @@ pub struct Args {
     jobs: u16,
     #[command(flatten)]
     device: DeviceArgs,
-    /// List the runs without training
+    /// List the runs and estimate their time from a few steps, without training; needs no --out
     #[arg(long)]
     dry_run: bool,
     /// Write the report in DIR again from its files, without training
@@ -58,26 +60,20 @@ pub struct Args {
     /// Show no progress
     #[arg(long)]
     quiet: bool,
-}
-
-/// A number of tokens, also written as 4e7 or 40_000_000.
-fn count(text: &str) -> Result<u64, String> {
-    let number: Result<f64, _> = text.replace('_', "").parse();
-    match number {
-        Ok(x) if (1.0..1e15).contains(&x) && x.fract() == 0.0 => Ok(x as u64),
-        _ => Err("a number of tokens is a whole number above 0, e.g. 4e7".into()),
-    }
+    /// Print the numbers of the report as JSON
+    #[arg(long, conflicts_with = "dry_run")]
+    json: bool,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(out) = &args.report {
         reproduce::write_report(out)?;
-        output::print(&format!("written: {}\n", out.join("report.html").display()))?;
+        match args.json {
+            true => print_numbers(out)?,
+            false => output::print(&format!("written: {}\n", out.join("report.html").display()))?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(out) = &args.out else { bail!("name a folder with --out") };
-    let command: Vec<String> =
-        std::iter::once("fox".to_string()).chain(std::env::args().skip(1)).collect();
     let settings = Settings {
         corpus: args.corpus.clone(),
         data: args.data.clone(),
@@ -85,15 +81,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         only: args.only.clone(),
         tokens: args.tokens,
         seeds: args.seeds,
-        command: command.join(" "),
+        command: provenance::command(),
     };
     if args.dry_run {
-        output::print(&reproduce::dry_run(&settings, out)?)?;
+        let out = args.out.clone().unwrap_or_else(|| "reproduction".into());
+        let device = args.device.open()?;
+        output::print(&reproduce::dry_run(&settings, &out, args.jobs.into(), &device)?)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let Some(out) = &args.out else { bail!("name a folder with --out") };
     let scheduler = args.device.scheduler(args.jobs.into(), args.quiet)?;
     let outcome = reproduce::run(&settings, out, &scheduler, &args.device.arguments(1))?;
-    if let Some(summary) = &outcome.summary {
+    if args.json && outcome.summary.is_some() {
+        print_numbers(out)?;
+    } else if let Some(summary) = &outcome.summary {
         output::print(summary)?;
         for (label, why) in &outcome.failures {
             output::print(&format!("{label} failed: {why}\n"))?;
@@ -101,8 +102,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&format!("written: {}\n", out.join("report.html").display()))?;
     }
     if !outcome.complete {
-        output::print(STOPPED)?;
+        output::note(STOPPED.trim_end());
         return Ok(ExitCode::from(130));
     }
     Ok(if outcome.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints the JSON of the report in a folder.
+fn print_numbers(out: &Path) -> Result<()> {
+    let path = out.join("report.json");
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(output::print(&text)?)
 }

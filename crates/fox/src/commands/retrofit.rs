@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_model::{ModelConfig, RetrofitOptions, retrofit_checkpoint};
+use fox_train::RunFolder;
 
 use crate::output;
 
-/// Add forget gates to an attention model that was trained without them
+/// Add forget gates to an attention model trained without them
 ///
 /// The weights of the gates are 0 and their biases are those of a memory far beyond the lengths that the model was
 /// trained for, so that OUT computes what IN computes. RoPE stays. Then `fox train RECIPE --init OUT` tunes it, e.g.
@@ -18,7 +19,7 @@ use crate::output;
 /// refused. Tokenizer, chat template and generation settings are carried along.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint folder of an attention model: llama, mistral, qwen2, qwen3, or a Transformer of any other format
+    /// Run folder, or checkpoint folder of an attention model: llama, mistral, qwen2, qwen3, or a Transformer of any other format
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Folder to write
@@ -38,12 +39,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let input = RunFolder::model_folder(&args.input)?;
     let memory = match &args.gate_init {
         None => args.memory.clone(),
-        Some(start) => decay_times(start, &args.input)?,
+        Some(start) => decay_times(start, &input)?,
     };
     let options = RetrofitOptions { memory, output_gate: args.output_gate };
-    let made = retrofit_checkpoint(&args.input, &args.output, &options)?;
+    let made = retrofit_checkpoint(&input, &args.output, &options)?;
     output::print(&format!(
         "{} ({}) -> {} ({}), {} parameters, {} of them new; a gate forgets {:.1e} nat per token\n",
         args.input.display(),

@@ -12,7 +12,7 @@ use fox_serve::{AccessLog, ServeOptions, ServedModel, Server};
 use crate::engine::GenerationArgs;
 use crate::{output, signals};
 
-/// Serve a model: OpenAI-compatible completions, and a web page
+/// Serve a model: OpenAI-compatible API and a web page
 ///
 /// POST /v1/completions and /v1/chat/completions answer as OpenAI's do, with exact log-probabilities for prompts
 /// (echo) and answers. Conversations use the chat template of the checkpoint; its generation_config.json has the

@@ -13,7 +13,7 @@ use crate::output;
 /// Printed when an experiment was stopped.
 pub const STOPPED: &str = "stopped; run the same command again to resume\n";
 
-/// Train several recipes on the same data and compare them in one table and chart
+/// Train several recipes and compare them in one table and chart
 ///
 /// Each ITEM is a recipe (fox train --list), a built-in sweep such as tiny-table3, or a TOML file with
 /// `recipes = [...]` and, in `[set.SECTION]`, overrides for all of them. A key of --set may have several values, e.g.
@@ -46,6 +46,9 @@ pub struct Args {
     /// Print only the table
     #[arg(long)]
     quiet: bool,
+    /// Print the comparison as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -69,12 +72,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let scheduler = args.device.scheduler(args.jobs.into(), args.quiet)?;
     let comparison = fox_lab::sweep::run(&args.out, items, search, &scheduler)?;
-    output::print(&comparison.markdown())?;
+    output::print(&match args.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&comparison)?),
+        false => comparison.terminal(),
+    })?;
     if !comparison.complete {
-        output::print(STOPPED)?;
+        output::note(STOPPED.trim_end());
         return Ok(ExitCode::from(130));
     }
-    output::print(&format!("table and chart: {}\n", args.out.join("comparison.*").display()))?;
+    if !args.json {
+        output::print(&format!("table and chart: {}\n", args.out.join("comparison.*").display()))?;
+    }
     let failed = comparison.rows.iter().any(|row| row.failed.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Prove a model against reference dumps: logits, loss, every gradient, greedy continuation
+/// Verify a model against reference dumps
 ///
 /// A dump folder holds config.json, model.safetensors and io.safetensors: tokens, logits, loss per
 /// token, mean loss, the gradient of every trained tensor and a greedy continuation. All of it is

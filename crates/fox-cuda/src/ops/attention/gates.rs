@@ -105,7 +105,8 @@ impl<T: Float> Attention<'_, T> {
                 chunks: tiling.chunks.address().into(),
                 heads,
             };
-            self.over_gates("gate_totals", tiling, params)?;
+            // SAFETY: buffers of this call and this tiling.
+            unsafe { self.over_gates("gate_totals", tiling, params)? };
         }
         let params = GatePrefix {
             gates: prefix.address().into(),
@@ -116,7 +117,8 @@ impl<T: Float> Attention<'_, T> {
             heads,
             gate_stride: tiling.gate_stride,
         };
-        self.over_gates("gate_prefix", tiling, params)?;
+        // SAFETY: buffers of this call and this tiling.
+        unsafe { self.over_gates("gate_prefix", tiling, params)? };
         Ok(Some(prefix))
     }
 
@@ -158,7 +160,8 @@ impl<T: Float> Attention<'_, T> {
                 segments: tiling.segments.address().into(),
                 chunks: tiling.chunks.address().into(),
             };
-            self.over_gates("gate_gradient_totals", tiling, params)?;
+            // SAFETY: buffers of this call and this tiling.
+            unsafe { self.over_gates("gate_gradient_totals", tiling, params)? };
         }
         let params = GateGradient {
             dlog_gates: out.address().into(),
@@ -168,7 +171,8 @@ impl<T: Float> Attention<'_, T> {
             chunks: tiling.chunks.address().into(),
             heads: self.spec.heads,
         };
-        self.over_gates("gate_gradient", tiling, params)
+        // SAFETY: buffers of this call and this tiling.
+        unsafe { self.over_gates("gate_gradient", tiling, params) }
     }
 
     /// Buffer for the totals of chunks `[heads][chunks]`; `None` if every segment is one chunk.
@@ -177,7 +181,9 @@ impl<T: Float> Attention<'_, T> {
         several.then(|| self.gpu.alloc(self.spec.heads * tiling.chunk_count)).transpose()
     }
 
-    fn over_gates<P: KernelParams>(
+    /// # Safety
+    /// The addresses in `params` must be those of the gates of this call and of buffers allocated for this tiling.
+    unsafe fn over_gates<P: KernelParams>(
         &self,
         entry: &'static str,
         tiling: &Tiling,
@@ -185,7 +191,7 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<()> {
         let kernel = self.kernel(GATES, entry, Variant::Only, Vec::new)?;
         let launch = kernel.launch([tiling.chunk_count, self.spec.heads, 1], CHUNK);
-        // SAFETY: `new` checked the gates; all other buffers are allocated for this tiling.
+        // SAFETY: the caller's promise; `new` has checked the gates.
         unsafe { launch.params(params)?.run(|| self.shapes()) }
     }
 }

@@ -3,10 +3,10 @@
 use fox_tensor::{ColumnOps, DType, Device, Tensor};
 
 use crate::backend::launcher::{FLAT_THREADS, Op, Variant};
-use crate::backend::{Cuda, Operand};
+use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Result, Source};
+use crate::{Buffer, Error, Float, Result, Source};
 
 const COLUMNS: Source = source!("columns", [], [ColumnSums, AddBias, ColumnCopy, ColumnCopies]);
 
@@ -112,21 +112,35 @@ impl ColumnCopy {
 }
 
 impl Cuda {
-    fn copy_columns(&self, entry: &'static str, dtype: DType, copies: &[ColumnCopy]) -> Result<()> {
+    /// # Safety
+    /// Both sides of every copy must be live matrices with the rows and columns that it names.
+    unsafe fn copy_columns(
+        &self,
+        entry: &'static str,
+        dtype: DType,
+        copies: &[ColumnCopy],
+    ) -> Result<()> {
         for some in copies.chunks(COPIES) {
             let mut copies = [ColumnCopy::default(); COPIES];
             copies[..some.len()].copy_from_slice(some);
             let most = some.iter().map(|copy| copy.accesses).max().unwrap_or(0);
             let (variant, grid) = (Variant::plain(dtype, 1), [self.flat_blocks(most), some.len()]);
             let op = Op::new(COLUMNS, entry, variant, grid, FLAT_THREADS);
-            // SAFETY: the callers' matrices have these rows and columns.
+            // SAFETY: the caller's promise.
             unsafe { self.launch(&op, ColumnCopies { copies })? };
         }
         Ok(())
     }
 
     /// Copies the first columns of `joined` to `blocks` of the same type.
-    pub(crate) fn split_into(&self, joined: &JoinedColumns, blocks: &[ColumnBlock]) -> Result<()> {
+    ///
+    /// # Safety
+    /// `joined` and the blocks, of as many rows, must be live matrices; `joined` must not be narrower than the blocks.
+    pub(crate) unsafe fn split_into(
+        &self,
+        joined: &JoinedColumns,
+        blocks: &[ColumnBlock],
+    ) -> Result<()> {
         let JoinedColumns { mut address, dtype, rows, width } = *joined;
         let mut copies = Vec::with_capacity(blocks.len());
         for block in blocks {
@@ -135,11 +149,15 @@ impl Cuda {
             copies.push(ColumnCopy { add: block.add, ..copy });
             address += (block.width * dtype.size()) as u64;
         }
-        self.copy_columns("copy_columns", dtype, &copies)
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_columns("copy_columns", dtype, &copies) }
     }
 
     /// Copies `blocks`, of the same type or f32, to the columns of `joined`, and zeroes the columns after the last.
-    pub(crate) fn join_from(
+    ///
+    /// # Safety
+    /// As for [`Cuda::split_into`].
+    pub(crate) unsafe fn join_from(
         &self,
         joined: &JoinedColumns,
         blocks: &[ColumnBlock],
@@ -155,7 +173,8 @@ impl Cuda {
             address += (block.width * dtype.size()) as u64;
         }
         let entry = if block_type == dtype { "copy_columns" } else { "convert_columns" };
-        self.copy_columns(entry, dtype, &copies)
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_columns(entry, dtype, &copies) }
     }
 
     /// Column blocks `[R, w]` of these widths of `x: [R, C]`, in its type.
@@ -167,8 +186,10 @@ impl Cuda {
             blocks.push(ColumnBlock { address, width, add: false });
             tensors.push(tensor);
         }
-        let (width, joined) = (x.cols(), self.operand(x, dtype)?);
-        self.split_into(&JoinedColumns { address: joined.address(), dtype, rows, width }, &blocks)?;
+        let (width, operand) = (x.cols(), self.operand(x, dtype)?);
+        let joined = JoinedColumns { address: operand.address(), dtype, rows, width };
+        // SAFETY: the widths add up to at most `width`, as `check_split_columns` has checked.
+        unsafe { self.split_into(&joined, &blocks)? };
         Ok(tensors)
     }
 
@@ -184,12 +205,16 @@ impl Cuda {
             add: false,
         };
         let blocks: Vec<ColumnBlock> = tensors.iter().zip(&held).map(block).collect();
-        self.join_from(&JoinedColumns { address, dtype, rows, width }, &blocks, dtype)?;
+        // SAFETY: the blocks have `rows` rows, as `check_join_columns` has checked, and `width` columns together.
+        unsafe { self.join_from(&JoinedColumns { address, dtype, rows, width }, &blocks, dtype)? };
         Ok(joined)
     }
 
     /// `x[R, C] += bias[C]`, for `x` of this type.
-    pub(crate) fn add_bias(
+    ///
+    /// # Safety
+    /// `x` and `bias` must be live buffers of these sizes.
+    pub(crate) unsafe fn add_bias(
         &self,
         x: u64,
         dtype: DType,
@@ -199,44 +224,49 @@ impl Cuda {
     ) -> Result<()> {
         let count = rows * width;
         let params = AddBias { x: x.into(), bias: bias.into(), count: count as u64, width };
-        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_flat(COLUMNS, "add_bias", Variant::plain(dtype, 1), count, params) }
     }
 
-    /// Column sums of `rows` rows of `width`, plus `acc`, in f32 and fixed order.
-    pub(crate) fn column_sums(
+    /// Sums of the columns of `x: [rows, width]`, plus `acc`, in f32 and fixed order.
+    pub(crate) fn column_sums<T: Float>(
         &self,
-        x: u64,
-        dtype: DType,
-        rows: usize,
-        width: usize,
+        x: &Buffer<T>,
+        [rows, width]: [usize; 2],
         acc: Option<Tensor>,
         device: &Device,
     ) -> Result<Tensor> {
-        let acc_at = match &acc {
-            Some(acc) => self.real(acc)?.address(),
-            None => 0,
-        };
+        let acc = acc.as_ref().map(|acc| self.real(acc)).transpose()?;
+        let fits = |acc: &Operand<'_>| acc.data().is_some_and(|data| data.len() == width);
+        if x.len() < rows * width || !acc.as_ref().is_none_or(fits) {
+            let detail = format!("{rows} rows of {width} in {} values", x.len());
+            return Err(Error::argument("column_sums", detail));
+        }
+        let (dtype, acc_at) = (T::DTYPE, address(&acc));
         // Enough slices to fill the GPU, each of at least 512 rows.
         let wanted = 4 * self.gpu.processors() as usize / width.div_ceil(32).max(1);
         // One launch for few rows: a second launch would cost more than it saves.
         let slices = if rows <= 2048 { 1 } else { wanted.min(rows / 512).max(1) };
         let (out, at) = self.output([width], DType::F32, device)?;
-        if slices == 1 {
-            self.sum_slices(at, acc_at, x, dtype, rows, width, 1)?;
-            return Ok(out);
+        let partial: Buffer<f32> = self.gpu.alloc(if slices > 1 { slices * width } else { 0 })?;
+        let (x, sums) = (x.address(), partial.address());
+        // SAFETY: `x` and `acc` have these sizes, as checked above; the others are allocated with them.
+        unsafe {
+            if slices == 1 {
+                self.sum_slices([at, acc_at, x], dtype, rows, width, 1)?;
+            } else {
+                self.sum_slices([sums, 0, x], dtype, rows, width, slices)?;
+                self.sum_slices([at, acc_at, sums], DType::F32, slices, width, 1)?;
+            }
         }
-        let partial: Buffer<f32> = self.gpu.alloc(slices * width)?;
-        self.sum_slices(partial.address(), 0, x, dtype, rows, width, slices)?;
-        self.sum_slices(at, acc_at, partial.address(), DType::F32, slices, width, 1)?;
         Ok(out)
     }
 
-    fn sum_slices(
+    /// # Safety
+    /// `[out, acc, x]` must be live: `[slices, width]` in f32, the same or 0, and `[rows, width]` of this type.
+    unsafe fn sum_slices(
         &self,
-        out: u64,
-        acc: u64,
-        x: u64,
+        [out, acc, x]: [u64; 3],
         dtype: DType,
         rows: usize,
         width: usize,
@@ -252,7 +282,7 @@ impl Cuda {
         };
         let (variant, grid) = (Variant::plain(dtype, 1), [width.div_ceil(32), slices]);
         let op = Op::new(COLUMNS, "column_sums", variant, grid, 1024);
-        // SAFETY: the caller's sizes.
+        // SAFETY: the caller's promise.
         unsafe { self.launch(&op, params) }
     }
 }

@@ -188,7 +188,7 @@ impl ConvOps for Cuda {
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
-        let sums = self.column_sums(partial.address(), DType::F32, slices, sums, None, device)?;
+        let sums = self.column_sums(&partial, [slices, sums], None, device)?;
         let sums_at = self.real(&sums)?.address();
         let (dweight, dweight_at) = self.output(inputs.weight.shape(), DType::F32, device)?;
         let params = ConvFilters { dweight: dweight_at.into(), sums: sums_at.into(), width };

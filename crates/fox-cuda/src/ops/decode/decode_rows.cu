@@ -187,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_merge(const __grid_
     float norm[OWN], gate[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; ++i) norm[i] = p.norm ? p.norm[head * HEAD_DIM + lane + 32 * i] : 1.f;
+    const float sink = p.sinks ? LOG2_E * p.sinks[head] : NEG_INF;
     wait_for_predecessor();
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
@@ -195,8 +196,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_merge(const __grid_
     }
     float top = NEG_INF;
     for (int split = lane; split < splits; split += 32) top = fmaxf(top, partials[split * (HEAD_DIM + 4) + HEAD_DIM]);
-    top = warp_max(top);
-    float o[OWN] = {}, weight = 0.f;
+    top = fmaxf(warp_max(top), sink);
+    // A sink has a weight, but no value.
+    float o[OWN] = {}, weight = p.sinks ? exp2_fast(sink - top) : 0.f;
     for (int split = 0; split < splits; ++split) {
         const float* partial = partials + split * (HEAD_DIM + 4);
         // The newest key is never masked, so `top` is finite.

@@ -15,8 +15,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use fox_tensor::{
-    DType, DecodeRow, DecodeWeights, LayerPast, PAGE, PageShape, PagedKeys, SampledToken,
-    SlotDecodeOps, Tensor, slot_state,
+    DType, DecodeRow, DecodeWeights, LayerPast, PAGE, PagedKeys, SampledToken, SlotDecodeOps,
+    Tensor, slot_state,
 };
 
 use crate::backend::Cuda;
@@ -152,34 +152,11 @@ impl Cuda {
     }
 
     fn begin(&self, slots: &mut CudaSlots, step: &[DecodeRow]) -> Result<()> {
-        if step.len() > slots.slots.len() {
-            let detail = format!("{} rows for {} slots", step.len(), slots.slots.len());
-            return Err(Error::argument("step", detail));
-        }
-        let (vocab, most) = (slots.weights.vocab, slots.max_context);
-        for (n, row) in step.iter().enumerate() {
-            let DecodeRow { slot, token, position, .. } = *row;
-            let Some(own) = slots.slots.get(slot) else {
-                return Err(Error::argument("step", format!("slot {slot} is out of range")));
-            };
-            let in_vocab = usize::try_from(token).is_ok_and(|id| id < vocab);
-            let detail = match () {
-                _ if !in_vocab => format!("token {token} is out of range ({vocab} tokens)"),
-                _ if position >= most => {
-                    format!("position {position} is beyond the context of {most}")
-                }
-                _ if position != own.len => {
-                    format!("slot {slot} is at position {}, not {position}", own.len)
-                }
-                _ if position >= own.capacity => {
-                    format!("slot {slot} has no page for position {position}")
-                }
-                _ if step[..n].iter().any(|other| other.slot == slot) => {
-                    format!("two rows for slot {slot}")
-                }
-                _ => continue,
-            };
-            return Err(Error::argument("step", detail));
+        for DecodeRow { slot, position, .. } in step {
+            if *position >= slots.slots[*slot].capacity {
+                let detail = format!("slot {slot} has no page for position {position}");
+                return Err(Error::argument("step", detail));
+            }
         }
         let bucket = bucket_of(step.len());
         let splits = step.iter().map(|row| kv_splits(row.position)).max();
@@ -216,12 +193,8 @@ impl Cuda {
         let raw_width = shape.kv_heads * shape.head_dim;
         let gated = slots.weights.is_gated();
         let full = len / PAGE;
-        let fits = |past: &LayerPast<'_>| {
-            past.gate_sums.len() == if gated { heads } else { 0 }
-                && past.pages.ends().len() >= if gated { full * heads } else { 0 }
-        };
-        if slot >= slots.slots.len() || past.len() != layers || !past.iter().all(fits) {
-            return Err(Error::argument("enter", "the sequence's state is not one of this model"));
+        if gated && past.iter().any(|past| past.pages.ends().len() < full * heads) {
+            return Err(Error::argument("enter", "full pages without sums of gates at their ends"));
         }
         // Until all of the state is there, the slot is empty.
         slots.slots[slot].capacity = 0;
@@ -249,7 +222,7 @@ impl Cuda {
         for (l, past) in past.iter().enumerate() {
             for (n, last) in [past.last_k, past.last_v].into_iter().enumerate() {
                 let Some(last) = last else { continue };
-                if last.dtype() != DType::Bf16 || last.len() != raw_width {
+                if last.dtype() != DType::Bf16 {
                     return Err(Error::argument("enter", format!("a raw row of {last:?}")));
                 }
                 let index = ((slot * layers + l) * 2 + n) * raw_width;
@@ -272,14 +245,6 @@ impl Cuda {
     ) -> Result<()> {
         let (layers, shape) = (slots.weights.layers.len(), slots.weights.shape);
         let (heads, gated) = (shape.heads, slots.weights.is_gated());
-        let group = if gated { heads / shape.kv_heads } else { 0 };
-        let expected = PageShape { kv_heads: shape.kv_heads, head_dim: shape.head_dim, group };
-        if slot >= slots.slots.len()
-            || pages.len() != layers
-            || pages.iter().any(|keys| keys.shape() != expected)
-        {
-            return Err(Error::argument("slots", "pages of another model"));
-        }
         let count = pages.iter().map(|keys| keys.page_count()).max().unwrap_or(0);
         let old = &slots.slots[slot];
         if gated && count > old.room {
@@ -344,9 +309,6 @@ impl Cuda {
     }
 
     fn read_gate_sums(&self, slots: &CudaSlots, slot: usize) -> Result<Vec<f64>> {
-        if slot >= slots.slots.len() {
-            return Err(Error::argument("gate_sums", format!("slot {slot} is out of range")));
-        }
         if !slots.weights.is_gated() {
             return Ok(Vec::new());
         }
@@ -370,6 +332,7 @@ impl SlotDecodeOps for Cuda {
         &self,
         weights: &DecodeWeights,
     ) -> fox_tensor::Result<Option<Box<dyn Any + Send>>> {
+        fox_tensor::check_open_slots(self, weights)?;
         Ok(self.open(weights)?)
     }
 
@@ -380,7 +343,9 @@ impl SlotDecodeOps for Cuda {
         len: usize,
         past: &mut [LayerPast<'_>],
     ) -> fox_tensor::Result<()> {
-        Ok(self.enter(slot_state(state)?, slot, len, past)?)
+        let slots: &mut CudaSlots = slot_state(state)?;
+        fox_tensor::check_enter_slot(slots.weights.model(), slot, len, past)?;
+        Ok(self.enter(slots, slot, len, past)?)
     }
 
     fn update_slot_pages(
@@ -389,12 +354,16 @@ impl SlotDecodeOps for Cuda {
         slot: usize,
         pages: &mut [&mut dyn PagedKeys],
     ) -> fox_tensor::Result<()> {
-        Ok(self.update(slot_state(state)?, slot, pages)?)
+        let slots: &mut CudaSlots = slot_state(state)?;
+        fox_tensor::check_update_slot_pages(slots.weights.model(), slot, pages)?;
+        Ok(self.update(slots, slot, pages)?)
     }
 
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> fox_tensor::Result<()> {
-        let state = slot_state(state)?;
-        Ok(self.timed("decode step", || self.begin(state, rows))?)
+        let slots: &mut CudaSlots = slot_state(state)?;
+        let len = |slot: usize| slots.slots[slot].len;
+        fox_tensor::check_slot_rows(slots.weights.model(), rows, len)?;
+        Ok(self.timed("decode step", || self.begin(slots, rows))?)
     }
 
     fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<SampledToken>> {
@@ -406,10 +375,13 @@ impl SlotDecodeOps for Cuda {
     }
 
     fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> fox_tensor::Result<Vec<f64>> {
-        Ok(self.read_gate_sums(slot_state(state)?, slot)?)
+        let slots: &mut CudaSlots = slot_state(state)?;
+        fox_tensor::check_slot(slots.weights.model(), slot)?;
+        Ok(self.read_gate_sums(slots, slot)?)
     }
 
     fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> fox_tensor::Result<Option<Tensor>> {
+        fox_tensor::check_linear_fwd(self, x, w, None)?;
         Ok(self.timed("batch-invariant linear", || self.multiply_rows(x, w))?)
     }
 }

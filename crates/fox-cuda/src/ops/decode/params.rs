@@ -168,6 +168,8 @@ kernel_params! {
         pub(super) raw: ConstPtr<f32>,
         /// `[heads * d]`, or null.
         pub(super) norm: ConstPtr<f32>,
+        /// Attention sinks `[heads]`, or null.
+        pub(super) sinks: ConstPtr<f32>,
         /// Blocked `[rows, heads * d]`.
         pub(super) y: Ptr<bf16>,
         pub(super) stride: usize,

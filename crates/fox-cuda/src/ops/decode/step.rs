@@ -345,6 +345,7 @@ impl Steps {
             partials: work.partials.address().into(),
             raw: work.raw.address().into(),
             norm: layer.output_norm.into(),
+            sinks: layer.sinks.into(),
             y: work.mixed.address().into(),
             stride: weights.stride,
             heads,

@@ -43,10 +43,15 @@ pub(super) struct DeviceWeights {
     pub(super) thresholds: Buffer<f64>,
     pub(super) rope: Option<Arc<Buffer<f32>>>,
     /// Keeps the memory behind the addresses alive.
-    _weights: DecodeWeights,
+    model: DecodeWeights,
 }
 
 impl DeviceWeights {
+    /// The model.
+    pub(super) fn model(&self) -> &DecodeWeights {
+        &self.model
+    }
+
     /// Whether the layers have forget gates.
     pub(super) fn is_gated(&self) -> bool {
         self.start[5] >= 0
@@ -80,6 +85,7 @@ pub(super) struct LayerWeights {
     pub(super) k_shared: bool,
     pub(super) gate_bias: u64,
     pub(super) output_norm: u64,
+    pub(super) sinks: u64,
     pub(super) o_proj: DecodeMatrix,
     /// Whether decayed pages are skipped.
     pub(super) has_thresholds: bool,
@@ -110,46 +116,15 @@ fn attention(block: &DecodeBlock) -> Option<&DecodeAttention> {
     }
 }
 
-/// Whether every tensor has the shape that the kernels assume, for a model of width `width`.
-fn has_regular_shapes(model: &DecodeWeights) -> bool {
-    let width = model.embeddings.cols();
-    let Some((first, inner)) =
-        model.blocks.first().and_then(|block| Some((attention(block)?, block.mlp.down.cols())))
-    else {
-        return false;
+/// Whether all blocks have the same attention and MLP, which the kernels assume.
+fn has_equal_blocks(model: &DecodeWeights) -> bool {
+    let parts = |block: &DecodeBlock| {
+        let layer = attention(block).filter(|a| a.v.norm.is_none() && a.q.shift.is_none())?;
+        let mlp = (block.mlp.act, block.mlp.down.cols());
+        Some((layer.shape, projections_present(layer), mlp))
     };
-    let AttentionShape { heads, kv_heads, head_dim: d, .. } = first.shape;
-    let is = |x: &Tensor, dims: [usize; 2]| [x.rows(), x.cols()] == dims;
-    let holds = |x: Option<&Tensor>, len: usize| x.is_none_or(|x| x.len() == len);
-    let norms = |x: Option<&Tensor>, heads: usize| holds(x, heads * d) || holds(x, d);
-    let block = |block: &DecodeBlock| -> Option<bool> {
-        let (layer, mlp) = (attention(block)?, &block.mlp);
-        let rows = [heads * d, kv_heads * d, kv_heads * d, kv_heads, kv_heads, heads, heads * d];
-        let projections = projections(layer)
-            .into_iter()
-            .zip(rows)
-            .all(|((w, bias), rows)| w.is_none_or(|w| is(w, [rows, width])) && holds(bias, rows));
-        let same = |a: &DecodeAttention| projections_present(a);
-        let own = [&block.mixer_norm, &mlp.norm].iter().all(|norm| norm.len() == width)
-            && layer.shape == first.shape
-            && same(layer) == same(first)
-            && mlp.act == model.blocks[0].mlp.act;
-        let matrices = is(&layer.o_proj, [width, heads * d])
-            && is(&mlp.gate_up, [2 * inner, width])
-            && is(&mlp.down, [width, inner]);
-        let vectors = norms(layer.q.norm.as_ref(), heads)
-            && norms(layer.k.norm.as_ref(), kv_heads)
-            && layer.v.norm.is_none()
-            && layer.q.shift.is_none()
-            && holds(layer.gate.as_ref().map(|(_, bias)| bias), heads)
-            && holds(layer.output_norm.as_ref(), heads * d)
-            && layer.thresholds.as_ref().is_none_or(|t| t.len() == heads);
-        Some(projections && own && matrices && vectors)
-    };
-    model.norm.len() == width
-        && model.head.cols() == width
-        && model.head.rows() <= model.embeddings.rows()
-        && model.blocks.iter().all(|own| block(own) == Some(true))
+    let Some(first) = model.blocks.first().and_then(parts) else { return false };
+    model.blocks.iter().all(|block| parts(block) == Some(first))
 }
 
 /// Which of the optional projections a layer has.
@@ -175,7 +150,7 @@ impl Cuda {
             && heads.is_multiple_of(kv_heads)
             && heads / kv_heads <= 32
             && [width, inner, heads * head_dim].iter().all(|n| n.is_multiple_of(STEP))
-            && has_regular_shapes(model)
+            && has_equal_blocks(model)
     }
 
     /// The addresses of a model that [`Cuda::supports_slots`].
@@ -235,7 +210,7 @@ impl Cuda {
             most_packed: most_packed.max(packed_values(single(head), width, false)),
             thresholds: self.gpu.upload(&thresholds)?,
             rope,
-            _weights: model.clone(),
+            model: model.clone(),
         })
     }
 
@@ -295,6 +270,7 @@ impl Cuda {
             k_shared: shared(k.norm.as_ref(), k.weight.rows()),
             gate_bias: real(layer.gate.as_ref().map(|(_, bias)| bias))?,
             output_norm: real(layer.output_norm.as_ref())?,
+            sinks: real(layer.sinks.as_ref())?,
             has_thresholds: layer.thresholds.is_some(),
             o_proj: self.weight_matrix(&layer.o_proj)?,
             gate_up: DecodeMatrix { rows: both.rows / 2, ..both },

@@ -82,14 +82,16 @@ impl Cuda {
     /// f32 to bf16, rounded to nearest.
     pub(crate) fn narrow(&self, x: &Buffer<f32>) -> Result<Buffer<bf16>> {
         let y = self.gpu.alloc::<bf16>(x.len())?;
-        self.narrow_values("narrow", y.address(), x.address(), x.len())?;
+        // SAFETY: both buffers have `x.len()` values.
+        unsafe { self.narrow_values("narrow", y.address(), x.address(), x.len())? };
         Ok(y)
     }
 
     /// bf16 to f32, exact.
     pub(crate) fn widen(&self, x: &Buffer<bf16>) -> Result<Buffer<f32>> {
         let y = self.gpu.alloc::<f32>(x.len())?;
-        self.widen_values("widen", y.address(), x.address(), x.len())?;
+        // SAFETY: both buffers have `x.len()` values.
+        unsafe { self.widen_values("widen", y.address(), x.address(), x.len())? };
         Ok(y)
     }
 
@@ -100,7 +102,10 @@ impl Cuda {
             // The optimizer's vector accesses have four elements.
             Data::F32(x) if narrow && x.len().is_multiple_of(4) => {
                 let y = self.gpu.alloc::<f32>(x.len())?;
-                self.narrow_values("to_halves_all", y.address(), x.address(), x.len())?;
+                // SAFETY: both buffers have `x.len()` values.
+                unsafe {
+                    self.narrow_values("to_halves_all", y.address(), x.address(), x.len())?;
+                }
                 Ok(self.tensor(Data::Halves(y), w.shape(), w.device()))
             }
             _ => Ok(w.clone()),
@@ -110,12 +115,16 @@ impl Cuda {
     /// Two halves as f32, exact.
     pub(crate) fn whole(&self, x: &Buffer<f32>) -> Result<Buffer<f32>> {
         let y = self.gpu.alloc::<f32>(x.len())?;
-        self.widen_values("from_halves_all", y.address(), x.address(), x.len())?;
+        // SAFETY: both buffers have `x.len()` values.
+        unsafe { self.widen_values("from_halves_all", y.address(), x.address(), x.len())? };
         Ok(y)
     }
 
     /// Converts `count` f32 values to bf16 or to two halves.
-    pub(crate) fn narrow_values(
+    ///
+    /// # Safety
+    /// Both addresses must be those of `count` live values.
+    pub(crate) unsafe fn narrow_values(
         &self,
         entry: &'static str,
         to: u64,
@@ -123,12 +132,15 @@ impl Cuda {
         count: usize,
     ) -> Result<()> {
         let params = Narrow { y: to.into(), x: from.into(), count: count as u64 };
-        // SAFETY: the callers have `count` elements in both places.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_flat(SOURCE, entry, copy_variant(to, from, count), count, params) }
     }
 
     /// Converts `count` bf16 values or two halves to f32.
-    pub(crate) fn widen_values(
+    ///
+    /// # Safety
+    /// Both addresses must be those of `count` live values.
+    pub(crate) unsafe fn widen_values(
         &self,
         entry: &'static str,
         to: u64,
@@ -136,7 +148,7 @@ impl Cuda {
         count: usize,
     ) -> Result<()> {
         let params = Widen { y: to.into(), x: from.into(), count: count as u64 };
-        // SAFETY: the callers have `count` elements in both places.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_flat(SOURCE, entry, copy_variant(to, from, count), count, params) }
     }
 

@@ -45,9 +45,11 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    fn row_copy(&self, table: u64, row: usize, width: usize) -> Result<crate::Buffer<f32>> {
+    /// # Safety
+    /// `table` must be a live f32 matrix that has this row of `width` values.
+    unsafe fn row_copy(&self, table: u64, row: usize, width: usize) -> Result<crate::Buffer<f32>> {
         let copy = self.gpu.alloc::<f32>(width)?;
-        // SAFETY: the row lies inside the table.
+        // SAFETY: the caller's promise.
         unsafe { self.gpu.copy(copy.address(), table + (4 * row * width) as u64, 4 * width)? };
         Ok(copy)
     }
@@ -113,7 +115,8 @@ impl EmbeddingOps for Cuda {
         // The gradient of the pad row stays as it is.
         let (dtable, at) = self.sum_in_place(acc, [vocab, width], dy.device())?;
         let before = match pad {
-            Some(pad) => Some((pad, self.row_copy(at, pad, width)?)),
+            // SAFETY: the table has `vocab` rows, more than `pad`.
+            Some(pad) => Some((pad, unsafe { self.row_copy(at, pad, width)? })),
             None => None,
         };
         let dy = self.activation(dy)?;

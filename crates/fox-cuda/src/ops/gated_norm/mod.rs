@@ -60,11 +60,14 @@ impl Cuda {
         inputs: &GatedNormInputs<'_>,
     ) -> Result<(GatedNormGrads, Tensor)> {
         let y = self.replaced(dy)?;
-        let grads = self.gated_gradients(y.from, y.to, inputs)?;
+        // SAFETY: `dy` has the shape of `x`, as validated at entry, and its replacement too.
+        let grads = unsafe { self.gated_gradients(y.from, y.to, inputs)? };
         Ok((grads, y.out))
     }
 
-    fn gated_gradients(
+    /// # Safety
+    /// `dy` and `y`, unless it is 0, must be live activations, as many as `inputs.x` has.
+    unsafe fn gated_gradients(
         &self,
         dy: u64,
         y: u64,
@@ -148,6 +151,7 @@ impl GatedNormOps for Cuda {
         fox_tensor::check_gated_norm_bwd(self, dy, inputs)?;
         let _span = self.span("gated_norm bwd")?;
         let dy = self.activation(dy)?;
-        Ok(self.gated_gradients(dy.address(), 0, inputs)?)
+        // SAFETY: `dy` has the shape of `x`, as validated at entry.
+        Ok(unsafe { self.gated_gradients(dy.address(), 0, inputs)? })
     }
 }

@@ -53,11 +53,19 @@ impl Cuda {
         act: Activation,
     ) -> Result<(Tensor, Tensor)> {
         let (dx, y) = (self.replaced(x)?, self.replaced(dy)?);
-        self.glu_gradient([dx.to, y.to, y.from, dx.from], &dx.out, act)?;
+        // SAFETY: the operands are validated at entry; results replace operands of the same shapes.
+        unsafe { self.glu_gradient([dx.to, y.to, y.from, dx.from], &dx.out, act)? };
         Ok((dx.out, y.out))
     }
 
-    fn glu_gradient(&self, [dx, y, dy, x]: [u64; 4], like: &Tensor, act: Activation) -> Result<()> {
+    /// # Safety
+    /// The addresses must be those of live activations: `dx` and `x` as many as `like`, `dy` and `y` (or 0) half of it.
+    unsafe fn glu_gradient(
+        &self,
+        [dx, y, dy, x]: [u64; 4],
+        like: &Tensor,
+        act: Activation,
+    ) -> Result<()> {
         let (inner, count) = (like.cols() / 2, like.len() / 2);
         let params = GluBackward {
             dx: dx.into(),
@@ -68,10 +76,13 @@ impl Cuda {
             inner,
             act: activation_code(act),
         };
-        self.glu("glu_bwd", inner, count, params)
+        // SAFETY: the caller's promise.
+        unsafe { self.glu("glu_bwd", inner, count, params) }
     }
 
-    fn glu<P: KernelParams>(
+    /// # Safety
+    /// The addresses in `params` must be those of live activations, `count` outputs in rows of `inner`.
+    unsafe fn glu<P: KernelParams>(
         &self,
         entry: &'static str,
         inner: usize,
@@ -85,7 +96,7 @@ impl Cuda {
             let (kernel, field) = (entry.to_owned(), "the number of pieces");
             return Err(Error::TooLarge { kernel, field, value, most });
         }
-        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_flat(GLU, entry, variant, count, params) }
     }
 }
@@ -104,7 +115,8 @@ impl GluOps for Cuda {
             inner,
             act: activation_code(act),
         };
-        self.glu("glu_fwd", inner, y.len(), params)?;
+        // SAFETY: the operands are validated at entry; outputs are allocated from their shapes.
+        unsafe { self.glu("glu_fwd", inner, y.len(), params)? };
         Ok(y)
     }
 
@@ -113,7 +125,8 @@ impl GluOps for Cuda {
         let _span = self.span("glu bwd")?;
         let (dx, at) = self.output(x.shape(), self.activations(), x.device())?;
         let (dy_at, x_at) = (self.activation(dy)?, self.activation(x)?);
-        self.glu_gradient([at, 0, dy_at.address(), x_at.address()], x, act)?;
+        // SAFETY: the operands are validated at entry; outputs are allocated from their shapes.
+        unsafe { self.glu_gradient([at, 0, dy_at.address(), x_at.address()], x, act)? };
         Ok(dx)
     }
 }

@@ -114,7 +114,15 @@ impl Cuda {
     }
 
     /// Launches `lower_bound` on addresses `[y, dtable, dy]`, 0 if absent.
-    fn lower_bound(&self, [y, dtable, dy]: [u64; 3], table: &Tensor, layer: usize) -> Result<()> {
+    ///
+    /// # Safety
+    /// They must be those of live f32 values: a row of `table`, all of it, and a row. The layer must exist.
+    unsafe fn lower_bound(
+        &self,
+        [y, dtable, dy]: [u64; 3],
+        table: &Tensor,
+        layer: usize,
+    ) -> Result<()> {
         let values = self.real(table)?;
         let params = LowerBound {
             y: y.into(),
@@ -127,7 +135,7 @@ impl Cuda {
         };
         let (variant, grid) = (Variant::plain(DType::F32, 1), [table.cols().div_ceil(THREADS), 1]);
         let op = Op::new(HGRN, "lower_bound", variant, grid, THREADS);
-        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        // SAFETY: the caller's promise.
         unsafe { self.launch(&op, params) }
     }
 }
@@ -181,13 +189,8 @@ impl HgrnOps for Cuda {
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
-        let dlower = match partial {
-            Some(partial) => {
-                let at = partial.address();
-                Some(self.column_sums(at, DType::F32, slices, width, None, device)?)
-            }
-            None => None,
-        };
+        let dlower = partial.map(|sums| self.column_sums(&sums, [slices, width], None, device));
+        let dlower = dlower.transpose()?;
         Ok(HgrnGrads { dq, dz, dlower })
     }
 
@@ -195,7 +198,8 @@ impl HgrnOps for Cuda {
         fox_tensor::check_lower_bound_fwd(self, table, layer)?;
         let _span = self.span("lower_bound fwd")?;
         let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
-        self.lower_bound([at, 0, 0], table, layer)?;
+        // SAFETY: the operands are validated at entry, and the output has the shape of the result.
+        unsafe { self.lower_bound([at, 0, 0], table, layer)? };
         Ok(y)
     }
 
@@ -209,7 +213,8 @@ impl HgrnOps for Cuda {
         let _span = self.span("lower_bound bwd")?;
         let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
         let dy = self.real(dy)?;
-        self.lower_bound([0, at, dy.address()], table, layer)?;
+        // SAFETY: the operands are validated at entry, and the output has the shape of the result.
+        unsafe { self.lower_bound([0, at, dy.address()], table, layer)? };
         Ok(dtable)
     }
 }

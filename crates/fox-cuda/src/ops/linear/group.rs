@@ -37,15 +37,17 @@ impl Cuda {
         let x_at = self.activation(x)?;
         let sizes = GemmShape { m: rows, n, k: inner };
         let (left, right) = (plain(x_at.address()), transposed(joined.address()));
-        self.multiply(left, right, y.address(), sizes, DType::F32, false)?;
+        // SAFETY: the operands are validated at entry; `joined` and `y` are allocated with the sizes of the product.
+        unsafe { self.multiply(left, right, y.address(), sizes, DType::F32, false)? };
         let (mut outs, mut blocks) = (Vec::new(), Vec::new());
         for width in widths() {
             let (out, address) = self.output([rows, width], DType::F32, x.device())?;
             outs.push(out);
             blocks.push(ColumnBlock { address, width, add: false });
         }
-        let y = JoinedColumns { address: y.address(), dtype: DType::F32, rows, width: n };
-        self.split_into(&y, &blocks)?;
+        let columns = JoinedColumns { address: y.address(), dtype: DType::F32, rows, width: n };
+        // SAFETY: `y` has `n` columns, at least as many as the outputs together.
+        unsafe { self.split_into(&columns, &blocks)? };
         Ok(outs)
     }
 
@@ -54,7 +56,9 @@ impl Cuda {
         let widths = || dys.iter().map(|dy| dy.cols());
         let (rows, n, dtype) = (dys[0].rows(), padded(widths()), self.activations());
         let joined = Data::alloc(&self.gpu, rows * n, dtype)?;
-        self.join_f32(dys, JoinedColumns { address: joined.address(), dtype, rows, width: n })?;
+        let columns = JoinedColumns { address: joined.address(), dtype, rows, width: n };
+        // SAFETY: `joined` has `rows` rows of `n` values, and `n` is at least the sum of the widths.
+        unsafe { self.join_f32(dys, columns)? };
         Ok((joined, n))
     }
 
@@ -62,13 +66,17 @@ impl Cuda {
     fn joined_weights(&self, weights: &[&Tensor], n: usize, inner: usize) -> Result<Data> {
         let dtype = self.activations();
         let joined = Data::alloc(&self.gpu, n * inner, dtype)?;
-        let address = joined.address();
-        self.join_f32(weights, JoinedColumns { address, dtype, rows: 1, width: n * inner })?;
+        let columns = JoinedColumns { address: joined.address(), dtype, rows: 1, width: n * inner };
+        // SAFETY: `joined` has `n` rows of `inner` values, and `n` is at least the number of rows of the weights.
+        unsafe { self.join_f32(weights, columns)? };
         Ok(joined)
     }
 
     /// Copies matrices, converted to f32 first, to the columns of `joined`.
-    fn join_f32(&self, matrices: &[&Tensor], joined: JoinedColumns) -> Result<()> {
+    ///
+    /// # Safety
+    /// `joined` must be a live matrix, at least as wide as all matrices together.
+    unsafe fn join_f32(&self, matrices: &[&Tensor], joined: JoinedColumns) -> Result<()> {
         let own = matrices.iter().map(|x| self.real(x)).collect::<Result<Vec<_>>>()?;
         let block = |(x, operand): (&&Tensor, &Operand<'_>)| ColumnBlock {
             address: operand.address(),
@@ -76,7 +84,8 @@ impl Cuda {
             add: false,
         };
         let blocks: Vec<ColumnBlock> = matrices.iter().zip(&own).map(block).collect();
-        self.join_from(&joined, &blocks, DType::F32)
+        // SAFETY: the caller's promise.
+        unsafe { self.join_from(&joined, &blocks, DType::F32) }
     }
 }
 
@@ -107,7 +116,8 @@ impl LinearGroupOps for Cuda {
         let (dx, at, add) = self.sum_of(acc, [rows, inner], self.activations(), dys[0].device())?;
         let sizes = GemmShape { m: rows, n: inner, k: n };
         let (left, right) = (plain(dy.address()), plain(joined.address()));
-        self.multiply(left, right, at, sizes, dx.dtype(), add)?;
+        // SAFETY: the operands are validated at entry; `dy` and `joined` are allocated with the sizes of the product.
+        unsafe { self.multiply(left, right, at, sizes, dx.dtype(), add)? };
         Ok(dx)
     }
 
@@ -127,7 +137,8 @@ impl LinearGroupOps for Cuda {
         let x_at = self.activation(x)?;
         let sizes = GemmShape { m: n, n: inner, k: rows };
         let (left, right) = (transposed(dy.address()), plain(x_at.address()));
-        self.multiply(left, right, joined.address(), sizes, DType::F32, false)?;
+        // SAFETY: the operands are validated at entry; `dy` and `joined` are allocated with the sizes of the product.
+        unsafe { self.multiply(left, right, joined.address(), sizes, DType::F32, false)? };
         // Stacked weights are contiguous: column blocks of a single row.
         let (mut dws, mut blocks) = (Vec::with_capacity(dys.len()), Vec::new());
         for (dy, acc) in dys.iter().zip(accs) {
@@ -137,7 +148,9 @@ impl LinearGroupOps for Cuda {
             dws.push(dw);
         }
         let (address, width) = (joined.address(), n * inner);
-        self.split_into(&JoinedColumns { address, dtype: DType::F32, rows: 1, width }, &blocks)?;
+        let columns = JoinedColumns { address, dtype: DType::F32, rows: 1, width };
+        // SAFETY: the gradients have at most `n` rows of `inner` values together.
+        unsafe { self.split_into(&columns, &blocks)? };
         Ok(dws)
     }
 }

@@ -10,6 +10,7 @@ pub(crate) use gemm::{Gemm, GemmOperand, GemmProblem};
 
 use crate::Result;
 use crate::backend::Cuda;
+use crate::backend::storage::Data;
 
 /// Projections up to this width are gate logits, whose results stay in f32.
 pub(crate) const GATE_WIDTH: usize = 64;
@@ -52,7 +53,10 @@ impl Cuda {
     }
 
     /// A product of operands in the type of activations.
-    pub(crate) fn multiply(
+    ///
+    /// # Safety
+    /// Operands and result must be live matrices of the sizes of the product.
+    pub(crate) unsafe fn multiply(
         &self,
         a: GemmOperand,
         b: GemmOperand,
@@ -72,7 +76,7 @@ impl Cuda {
             wide_result: result == DType::F32,
             accumulate,
         };
-        // SAFETY: the callers' operands have the sizes of the product.
+        // SAFETY: the caller's promise.
         unsafe { self.gemm.run(&self.gpu, &product) }
     }
 }
@@ -92,14 +96,17 @@ impl LinearOps for Cuda {
         let dtype = if wide { DType::F32 } else { self.activations() };
         let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
         let (x, w) = (self.activation(x)?, self.weights(w)?);
-        if self.is_thin(sizes.m, sizes.k) {
-            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
-        } else {
-            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
-        }
-        if let Some(bias) = bias {
-            let bias = self.real(bias)?;
-            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
+        let bias = bias.map(|bias| self.real(bias)).transpose()?;
+        let (left, right) = (plain(x.address()), transposed(w.address()));
+        // SAFETY: the operands are validated at entry, and the output has the sizes of the product.
+        unsafe {
+            match self.is_thin(sizes.m, sizes.k) {
+                true => self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?,
+                false => self.multiply(left, right, at, sizes, dtype, false)?,
+            }
+            if let Some(bias) = bias {
+                self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
+            }
         }
         Ok(y)
     }
@@ -118,7 +125,9 @@ impl LinearOps for Cuda {
         let (dx, at, add) =
             self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
         let (dy, w) = (self.activation(dy)?, self.weights(w)?);
-        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
+        let (left, right) = (plain(dy.address()), plain(w.address()));
+        // SAFETY: the operands are validated at entry, and the result has the sizes of the product.
+        unsafe { self.multiply(left, right, at, sizes, dx.dtype(), add)? };
         Ok(dx)
     }
 
@@ -135,15 +144,21 @@ impl LinearOps for Cuda {
         let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
         let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
         let (dy, x) = (self.activation(dy)?, self.activation(x)?);
-        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
+        let (left, right) = (transposed(dy.address()), plain(x.address()));
+        // SAFETY: the operands are validated at entry, and the result has the sizes of the product.
+        unsafe { self.multiply(left, right, at, sizes, dw.dtype(), add)? };
         Ok(dw)
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let _span = self.span("linear bwd bias")?;
-        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
-        let x = self.operand(dy, dtype)?;
-        Ok(self.column_sums(x.address(), dtype, rows, width, acc, dy.device())?)
+        let (sizes, device) = ([dy.rows(), dy.cols()], dy.device());
+        let x = self.operand(dy, dy.dtype())?;
+        Ok(match x.data() {
+            Some(Data::Bf16(x)) => self.column_sums(x, sizes, acc, device)?,
+            Some(Data::F32(x)) => self.column_sums(x, sizes, acc, device)?,
+            _ => return Err(fox_tensor::Error::argument("linear_bwd_bias", format!("{dy:?}"))),
+        })
     }
 }

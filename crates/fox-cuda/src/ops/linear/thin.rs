@@ -56,8 +56,11 @@ impl Cuda {
             && 2 * rows * width <= SHARED
     }
 
-    /// `y[R, N] = x[R, K] w[N, K]^T` for few rows.
-    pub(crate) fn thin_product(
+    /// `y[R, N] = x[R, K] w[N, K]^T` for few rows, with sizes `[R, N, K]`.
+    ///
+    /// # Safety
+    /// All three must be live matrices of these sizes.
+    pub(crate) unsafe fn thin_product(
         &self,
         x: &Operand<'_>,
         w: &Operand<'_>,
@@ -82,7 +85,7 @@ impl Cuda {
         // weights.
         let made = matches!(w, Operand::Converted(_));
         let launch = launch.overlapping(self.gpu.generation().has_dependent_launch() && !made);
-        // SAFETY: the operands have the sizes named.
+        // SAFETY: the caller's promise.
         unsafe { launch.run(|| format!("{rows} rows of {k} to {n}")) }
     }
 }

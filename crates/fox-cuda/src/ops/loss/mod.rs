@@ -75,12 +75,14 @@ impl LossOps for Cuda {
             let x_at = x.address() + (first * width * dtype.size()) as u64;
             let sizes = GemmShape { m: count, n: vocab, k: width };
             let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
-            self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
+            // SAFETY: shapes are validated at entry; `count` rows lie inside `x` and inside the logits.
+            unsafe { self.multiply(left, right, logits.address(), sizes, logit_type, false)? };
             if let Some((x, w, width, _, logits)) = &teacher {
                 let x_at = x.address() + (first * width * dtype.size()) as u64;
                 let sizes = GemmShape { m: count, n: vocab, k: *width };
                 let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
-                self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
+                // SAFETY: as above.
+                unsafe { self.multiply(left, right, logits.address(), sizes, logit_type, false)? };
             }
             let offset = 4 * first as u64;
             let params = CrossEntropy {
@@ -101,17 +103,13 @@ impl LossOps for Cuda {
             let dx_at = dx_at + (first * width * dtype.size()) as u64;
             let sizes = GemmShape { m: count, n: width, k: vocab };
             let d = logits.address();
-            self.multiply(
-                matrix(d, false),
-                matrix(w.address(), false),
-                dx_at,
-                sizes,
-                dtype,
-                false,
-            )?;
+            let (left, right) = (matrix(d, false), matrix(w.address(), false));
+            // SAFETY: as above; the gradients have the shapes of `x` and `w`.
+            unsafe { self.multiply(left, right, dx_at, sizes, dtype, false)? };
             let sizes = GemmShape { m: vocab, n: width, k: count };
             let (left, right) = (matrix(d, true), matrix(x_at, false));
-            self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
+            // SAFETY: as above.
+            unsafe { self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)? };
         }
         Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
     }

@@ -108,7 +108,7 @@ impl Cuda {
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("add_rms_norm_bwd", variant, blocks), params)? };
-        let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
+        let dw = self.column_sums(&partial, [blocks, width], dw_acc, &device)?;
         Ok(NormGrads { dh, dw })
     }
 }

@@ -196,7 +196,8 @@ impl<'a> MatrixGroup<'a> {
             padded_rows,
             padded_cols,
         };
-        self.launch("unpad", self.blocks(rows * cols), params)
+        // SAFETY: buffers of this group.
+        unsafe { self.launch("unpad", self.blocks(rows * cols), params) }
     }
 
     fn normalize(&self) -> Result<()> {
@@ -206,7 +207,8 @@ impl<'a> MatrixGroup<'a> {
         let partial = self.cuda.gpu.alloc::<f64>(self.count * chunks)?;
         let params =
             SquareChunks { partial: partial.address().into(), entries, count: count as u64 };
-        self.launch("square_chunks", chunks, params)?;
+        // SAFETY: buffers of this group, and partial sums of all chunks.
+        unsafe { self.launch("square_chunks", chunks, params)? };
         let params = Normalize {
             x: self.x.address().into(),
             entries,
@@ -217,7 +219,8 @@ impl<'a> MatrixGroup<'a> {
             partial: partial.address().into(),
             chunks,
         };
-        self.launch("normalize", self.blocks(padded_rows * padded_cols), params)
+        // SAFETY: as above.
+        unsafe { self.launch("normalize", self.blocks(padded_rows * padded_cols), params) }
     }
 
     /// `X = (a + b A + c A^2) X`, or `X (a + b A + c A^2)` if `X` is tall.
@@ -229,22 +232,28 @@ impl<'a> MatrixGroup<'a> {
             true => (plain(x), transposed(x)),
             false => (transposed(x), plain(x)),
         };
-        self.multiply([n, n, rows.max(cols)], left, right, gram)?;
-        self.multiply([n, n, n], plain(gram), plain(gram), square)?;
         let [a, b, c] = NEWTON_SCHULZ.map(|x| x as f32);
         let params = Polynomial { square: square.into(), gram: gram.into(), n, a, b, c };
-        self.launch("polynomial", self.blocks(n * n), params)?;
-        let (left, right) = match wide {
-            true => (plain(square), plain(x)),
-            false => (plain(x), plain(square)),
-        };
-        self.multiply([rows, cols, n], left, right, self.next.address())?;
+        // SAFETY: `x` and `next` have `count` padded matrices, `gram` and `square` as many of their shorter side.
+        unsafe {
+            self.multiply([n, n, rows.max(cols)], left, right, gram)?;
+            self.multiply([n, n, n], plain(gram), plain(gram), square)?;
+            self.launch("polynomial", self.blocks(n * n), params)?;
+            let (left, right) = match wide {
+                true => (plain(square), plain(x)),
+                false => (plain(x), plain(square)),
+            };
+            self.multiply([rows, cols, n], left, right, self.next.address())?;
+        }
         std::mem::swap(&mut self.x, &mut self.next);
         Ok(())
     }
 
     /// `c[m, n] = a[m, k] b[k, n]` for every matrix.
-    fn multiply(
+    ///
+    /// # Safety
+    /// All three must be live buffers of `count` matrices of these sizes.
+    unsafe fn multiply(
         &self,
         [m, n, k]: [usize; 3],
         a: GemmOperand,
@@ -263,7 +272,7 @@ impl<'a> MatrixGroup<'a> {
             wide_result: wide,
             accumulate: false,
         };
-        // SAFETY: the buffers hold `count` matrices of these sizes.
+        // SAFETY: the caller's promise.
         unsafe { self.cuda.gemm.run_batch(&self.cuda.gpu, &product, self.count) }
     }
 
@@ -273,10 +282,17 @@ impl<'a> MatrixGroup<'a> {
         elements.div_ceil(THREADS).clamp(1, most)
     }
 
-    fn launch<P: KernelParams>(&self, entry: &'static str, blocks: usize, params: P) -> Result<()> {
+    /// # Safety
+    /// The addresses in `params` must be those of this group.
+    unsafe fn launch<P: KernelParams>(
+        &self,
+        entry: &'static str,
+        blocks: usize,
+        params: P,
+    ) -> Result<()> {
         let (variant, grid) = (Variant::plain(self.cuda.activations(), 1), [blocks, self.count]);
         let op = Op::new(ORTHOGONALIZE, entry, variant, grid, THREADS);
-        // SAFETY: the buffers have the sizes that the shape says.
+        // SAFETY: the caller's promise; the buffers are allocated for the shape of the group.
         unsafe { self.cuda.launch(&op, params) }
     }
 }

@@ -159,9 +159,9 @@ impl Cuda {
             }
             WeightFormat::F32 => return self.in_halves(w),
             WeightFormat::Bf16 => {
-                let (real, y) = (self.real(w)?, self.gpu.alloc::<bf16>(w.len())?);
-                self.narrow_values("narrow", y.address(), real.address(), w.len())?;
-                Packed::Bf16(y)
+                let real = self.real(w)?;
+                let Some(Data::F32(values)) = real.data() else { return Err(Packed::refusal()) };
+                Packed::Bf16(self.narrow(values)?)
             }
             WeightFormat::Int8 => Packed::Int8(self.quantize_int8(w)?),
         };

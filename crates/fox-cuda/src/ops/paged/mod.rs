@@ -6,7 +6,7 @@ mod totals;
 
 use std::ops::Range;
 
-use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, Tensor};
+use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, SinkOps, Tensor};
 
 use crate::backend::Cuda;
 use crate::backend::launcher::{Variant, plain_variants};
@@ -126,15 +126,17 @@ impl PagedOps for Cuda {
         from: fox_tensor::Page<'_>,
         to: fox_tensor::Page<'_>,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_copy_page(self, from, to)?;
         Ok(self.timed("copy_page", || self.copy_one_page(from, to))?)
     }
 
     fn gate_totals(
         &self,
         log_gates: &[&Tensor],
-        runs: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> fox_tensor::Result<Vec<f64>> {
-        Ok(self.timed("gate_totals", || self.sum_gates(log_gates, runs))?)
+        fox_tensor::check_gate_totals(self, log_gates, ranges)?;
+        Ok(self.timed("gate_totals", || self.sum_gates(log_gates, ranges))?)
     }
 
     fn write_pages(
@@ -143,6 +145,7 @@ impl PagedOps for Cuda {
         keys: &mut dyn PagedKeys,
         first: usize,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_write_pages(self, new, keys, first)?;
         Ok(self.timed("write_pages", || self.append_to_pages(new, keys, first))?)
     }
 
@@ -153,6 +156,10 @@ impl PagedOps for Cuda {
         spec: &PagedSpec,
     ) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_paged_attention(self, q, keys, spec)?;
-        Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
+        let out = self.timed("paged_attention", || self.attend_pages(q, keys, spec))?;
+        match &spec.sinks {
+            None => Ok(out.o),
+            Some(sinks) => Ok(self.sink_fwd(&out.o, &out.lse, sinks)?.0),
+        }
     }
 }

@@ -17,7 +17,7 @@ kernel_params! {
         v: ConstPtr<Real>,
         /// Null in the forward.
         d_out: ConstPtr<Real>,
-        /// `[R, H]` or, for the additive scan, `[R, H * dk]`; or null.
+        /// `[R, H]` or `[R, H * dk]`; or null.
         log_decay: ConstPtr<f32>,
         /// `[R, H]`, or null.
         write: ConstPtr<f32>,

@@ -116,7 +116,7 @@ impl SinkOps for Cuda {
         let op = Op::new(SINK, "sink_bwd", variant, grid, THREADS);
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params)? };
-        Ok(self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?)
+        Ok(self.column_sums(&partial, [rows, heads], None, device)?)
     }
 
     fn sink_attention_bwd(

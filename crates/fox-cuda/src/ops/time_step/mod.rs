@@ -122,7 +122,7 @@ impl TimeStepOps for Cuda {
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
-        let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
+        let da_log = self.column_sums(&partial, [rows, heads], None, device)?;
         Ok((dz, da_log))
     }
 }

@@ -144,12 +144,15 @@ impl Cuda {
         let (partial_at, count) = (partial.address(), entries.len());
         let params =
             SumSquares { partial: partial_at.into(), entries: table.address().into(), count };
-        self.launch_chunks("sum_squares", chunks, params)?;
+        // SAFETY: the tables name the tensors of this call with their lengths.
+        unsafe { self.launch_chunks("sum_squares", chunks, params)? };
         let mut first = 0;
         for (i, end) in ends.into_iter().enumerate() {
             let at = |base: u64, index: usize| base + (index * size_of::<f64>()) as u64;
             let (out, x) = (at(out.address(), i).into(), at(partial_at, first).into());
-            self.launch_chunks("sum_f64", 1, SumDoubles { out, x, count: end - first })?;
+            let params = SumDoubles { out, x, count: end - first };
+            // SAFETY: the sums of these chunks lie inside `x`, and `out` has one value per group.
+            unsafe { self.launch_chunks("sum_f64", 1, params)? };
             first = end;
         }
         self.gpu.download(&out)
@@ -181,14 +184,16 @@ impl Cuda {
         Ok(())
     }
 
-    fn launch_chunks<P: KernelParams>(
+    /// # Safety
+    /// The addresses in `params` and in its tables must be those of live tensors of the lengths they name.
+    unsafe fn launch_chunks<P: KernelParams>(
         &self,
         entry: &'static str,
         chunks: usize,
         params: P,
     ) -> Result<()> {
         let op = Op::new(UPDATE, entry, Variant::plain(DType::F32, 1), [chunks, 1], THREADS);
-        // SAFETY: the tables' tensors have the lengths they say.
+        // SAFETY: the caller's promise.
         unsafe { self.launch(&op, params) }
     }
 }
@@ -250,7 +255,8 @@ impl UpdateOps for Cuda {
         }
         let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
         let params = AdamWAll { entries: table.address().into(), count: entries.len() };
-        Ok(self.launch_chunks("adamw", chunks, params)?)
+        // SAFETY: the tables name the tensors of this call with their lengths.
+        Ok(unsafe { self.launch_chunks("adamw", chunks, params)? })
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
@@ -290,6 +296,7 @@ impl UpdateOps for Cuda {
         }
         let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
         let params = BlendAll { entries: table.address().into(), count: entries.len() };
-        Ok(self.launch_chunks("blend", chunks, params)?)
+        // SAFETY: the tables name the tensors of this call with their lengths.
+        Ok(unsafe { self.launch_chunks("blend", chunks, params)? })
     }
 }

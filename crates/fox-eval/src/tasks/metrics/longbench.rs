@@ -104,6 +104,7 @@ mod tests {
         // "cat sat on mat" and "cat sat": 2 common of 4 and 2.
         assert!((f1("The cat sat, on a mat!", "cat sat") - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!(f1("an Apple", "the apple."), 1.0);
+        assert!((f1("red dog", "dog barks loudly") - 0.4).abs() < 1e-12);
         assert_eq!(f1("dog", "cat"), 0.0);
         assert_eq!(f1("", "cat"), 0.0);
         // Repeated words count as often as both have them: 2 of 3 and 2 of 2.

@@ -65,8 +65,9 @@ fn counts(name: &str, heads: &[HeadSummary]) -> Vec<String> {
 fn matrices(model: &str, picture: &Value, inspection: &Value) -> Vec<(String, String)> {
     let head = format!("L{} H{}", picture["layer"], picture["head"]);
     let tokens = inspection["tokens"].as_array().map_or(0, Vec::len) as f64;
-    let image = |title: String, range| Image {
+    let image = |title: String, color_label: &str, range| Image {
         title,
+        color_label: color_label.into(),
         x_label: "key j (tokens)".into(),
         y_label: "query i".into(),
         x_max: tokens,
@@ -79,13 +80,13 @@ fn matrices(model: &str, picture: &Value, inspection: &Value) -> Vec<(String, St
     let mut pictures = Vec::new();
     if let Some(forget) = matrix(&picture["forget_matrix"]) {
         let title = format!("{model} {head}: forget matrix F");
-        let svg = forget.fragment(&image(title, (0.0, 1.0)));
+        let svg = forget.fragment(&image(title, "fraction of key j that is left", (0.0, 1.0)));
         pictures.push((format!("{model} {head} F"), svg));
     }
     if let Some(mut map) = matrix(&picture["attention_map"]) {
         map.values.iter_mut().for_each(|weight| *weight = weight.max(1e-9).log10());
         let title = format!("{model} {head}: attention map A");
-        let svg = map.fragment(&image(title, (-3.0, 0.0)));
+        let svg = map.fragment(&image(title, "log10 of the attention weight", (-3.0, 0.0)));
         pictures.push((format!("{model} {head} A"), svg));
     }
     pictures

@@ -14,7 +14,7 @@ use fox_eval::report::Report;
 
 use super::results::Results;
 use super::{Layout, Settings};
-use crate::output;
+use crate::{output, provenance};
 
 /// Writes report.html, report.md, report.json and the pictures.
 pub fn write(settings: &Settings, results: &Results<'_>, out: &Path) -> Result<()> {
@@ -62,7 +62,9 @@ pub fn write(settings: &Settings, results: &Results<'_>, out: &Path) -> Result<(
     times(&mut report, results);
     report.heading("How it was made");
     report.code(&settings.command);
-    report.footer("Made by fox reproduce. The numbers are in report.json beside this page.");
+    let device = results.speed.as_ref().map_or("", |speed| speed.device.as_str());
+    let numbers = "the numbers are in report.json beside this page.";
+    report.footer(&provenance::footer(device, &settings.command, numbers));
     report.set_numbers(numbers::json(settings, results)?);
     Ok(report.write(out)?)
 }

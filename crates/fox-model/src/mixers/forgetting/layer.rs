@@ -20,7 +20,6 @@ use fox_tensor::{
 };
 
 use super::gate::Gate;
-use super::sink;
 use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
@@ -285,12 +284,9 @@ impl ForgettingLayer {
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             window: self.options.window,
             thresholds: state.thresholds(),
+            sinks: self.sinks.map(|id| context.params.value(id).clone()),
             segments: context.segments.clone(),
         };
-        if let Some(id) = self.sinks {
-            let sinks = context.params.value(id);
-            return Ok(Var::constant(sink::attend_pages(q.value(), &state.pages(), &spec, sinks)?));
-        }
         tape.paged_attention(q, &state.pages(), &spec)
     }
 

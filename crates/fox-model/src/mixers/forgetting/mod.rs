@@ -4,7 +4,6 @@ mod config;
 mod formats;
 mod gate;
 mod layer;
-mod sink;
 mod slot;
 
 pub use config::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};

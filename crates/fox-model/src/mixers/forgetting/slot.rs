@@ -12,7 +12,7 @@ use super::layer::{ForgettingLayer, Projection};
 use crate::params::Parameters;
 
 impl ForgettingLayer {
-    /// `None` for layers that only run op by op: stick-breaking, sinks, gates without a projection per head.
+    /// `None` for layers that only run op by op: stick-breaking, gates without a projection per head.
     pub(super) fn slot_weights(
         &self,
         params: &Parameters,
@@ -26,7 +26,7 @@ impl ForgettingLayer {
             Gate::Shared { .. } | Gate::Constant { .. } => return None,
         };
         let softmax = options.weights == AttentionWeights::Softmax;
-        if !softmax || self.sinks.is_some() || options.heads * self.head_dim != self.width {
+        if !softmax || options.heads * self.head_dim != self.width {
             return None;
         }
         let projection = |p: &Projection| DecodeProjection {
@@ -52,6 +52,7 @@ impl ForgettingLayer {
             gate,
             output_gate: self.output_gate.map(value),
             output_norm: self.output_norm.map(value),
+            sinks: self.sinks.map(value),
             o_proj: value(self.o_proj),
             thresholds,
         })))

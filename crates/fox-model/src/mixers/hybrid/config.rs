@@ -7,6 +7,7 @@ use crate::Result;
 use crate::config::{MlpConfig, ModelConfig, Validator};
 use crate::mixers::delta::DeltaConfig;
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig};
+use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
 use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
@@ -30,6 +31,8 @@ pub struct LayerConfigs {
     pub attention: ForgettingConfig,
     /// `gated-delta-net`.
     pub delta: DeltaConfig,
+    /// `kda`.
+    pub kda: KdaConfig,
     /// `mamba2`.
     pub mamba2: Mamba2Config,
     /// `mamba1`.
@@ -102,6 +105,7 @@ impl LayerConfigs {
             LayerKind::Attention => Box::new(plain(None)),
             LayerKind::Window(length) => Box::new(plain(Some(length))),
             LayerKind::GatedDeltaNet => Box::new(self.delta.clone()),
+            LayerKind::Kda => Box::new(self.kda.clone()),
             LayerKind::Mamba2 => Box::new(self.mamba2.clone()),
             LayerKind::Mamba1 => Box::new(self.mamba1.clone()),
         }

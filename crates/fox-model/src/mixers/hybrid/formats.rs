@@ -10,6 +10,7 @@ use crate::checkpoint::{FileTensor, single_tensor};
 use crate::config::{Fields, ModelConfig, Validator, object, whole_or_real};
 use crate::mixers::delta::DeltaConfig;
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, native};
+use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
 use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields};
@@ -109,6 +110,13 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
             negative_eigenvalues: fields.flag("delta_neg_eigval", false)?,
             ..DeltaConfig::gated(heads, key_dim)
         },
+        kda: KdaConfig {
+            decay_bound: fields.optional_real("kda_lower_bound")?,
+            ..KdaConfig::square(
+                fields.size("kda_heads", usual.kda.heads)?,
+                fields.size("kda_head_dim", usual.kda.key_dim)?,
+            )
+        },
         mamba2: Mamba2Config {
             heads: fields.size("mamba_heads", usual.mamba2.heads)?,
             head_dim: fields.size("mamba_head_dim", usual.mamba2.head_dim)?,
@@ -130,7 +138,7 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
 }
 
 fn write_native(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
-    let LayerConfigs { attention, delta, mamba2, mamba1 } = mixer.layers();
+    let LayerConfigs { attention, delta, kda, mamba2, mamba1 } = mixer.layers();
     native::write(attention, model, map);
     let words: Vec<String> = mixer.pattern().iter().map(LayerKind::to_string).collect();
     map.extend(object(json!({
@@ -140,6 +148,9 @@ fn write_native(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String,
         "delta_head_dim": delta.key_dim,
         "delta_expand_v": delta.value_dim as f64 / delta.key_dim.max(1) as f64,
         "delta_neg_eigval": delta.negative_eigenvalues,
+        "kda_heads": kda.heads,
+        "kda_head_dim": kda.key_dim,
+        "kda_lower_bound": kda.decay_bound,
         "mamba_heads": mamba2.heads,
         "mamba_head_dim": mamba2.head_dim,
         "mamba_state_size": mamba2.state_size,

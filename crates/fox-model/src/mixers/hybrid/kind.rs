@@ -13,6 +13,8 @@ pub enum LayerKind {
     Window(usize),
     /// `gated-delta-net`.
     GatedDeltaNet,
+    /// `kda`.
+    Kda,
     /// `mamba2`.
     Mamba2,
     /// `mamba1`.
@@ -21,7 +23,8 @@ pub enum LayerKind {
 
 impl LayerKind {
     /// All names, for messages.
-    pub const NAMES: &'static str = "fox, attention, window:N, gated-delta-net, mamba2, mamba1";
+    pub const NAMES: &'static str =
+        "fox, attention, window:N, gated-delta-net, kda, mamba2, mamba1";
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<LayerKind> {
@@ -32,6 +35,7 @@ impl LayerKind {
             "fox" => Some(LayerKind::Fox),
             "attention" => Some(LayerKind::Attention),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
+            "kda" => Some(LayerKind::Kda),
             "mamba2" => Some(LayerKind::Mamba2),
             "mamba1" => Some(LayerKind::Mamba1),
             _ => None,
@@ -51,6 +55,7 @@ impl fmt::Display for LayerKind {
             LayerKind::Attention => f.write_str("attention"),
             LayerKind::Window(length) => write!(f, "window:{length}"),
             LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
+            LayerKind::Kda => f.write_str("kda"),
             LayerKind::Mamba2 => f.write_str("mamba2"),
             LayerKind::Mamba1 => f.write_str("mamba1"),
         }

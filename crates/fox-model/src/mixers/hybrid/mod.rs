@@ -11,11 +11,12 @@ use fox_tensor::Rope;
 
 use super::delta::DeltaConfig;
 use super::forgetting::ForgettingConfig;
+use super::kda::KdaConfig;
 use super::mamba1::Mamba1Config;
 use super::mamba2::Mamba2Config;
 use super::{Architecture, MixerFamily};
 use crate::config::{ModelConfig, Validator};
-use LayerKind::{Fox, GatedDeltaNet, Mamba1, Mamba2, Window};
+use LayerKind::{Fox, GatedDeltaNet, Kda, Mamba1, Mamba2, Window};
 
 /// Hybrids.
 pub static FAMILY: MixerFamily = MixerFamily {
@@ -28,6 +29,7 @@ pub static FAMILY: MixerFamily = MixerFamily {
             build: ModelConfig::fox_gated_delta_net,
             published: &[],
         },
+        Architecture { name: "fox-kda", build: ModelConfig::fox_kda, published: &[] },
         Architecture { name: "mamba2-window", build: ModelConfig::mamba2_window, published: &[] },
         Architecture { name: "samba", build: ModelConfig::samba, published: &[] },
     ],
@@ -43,6 +45,11 @@ impl ModelConfig {
     pub fn fox_gated_delta_net(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
         let pattern = [GatedDeltaNet, GatedDeltaNet, GatedDeltaNet, Fox];
         hybrid((hidden_size, num_layers, heads), &pattern)
+    }
+
+    /// Three layers of KDA for each of FoX (LLaMA).
+    pub fn fox_kda(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
+        hybrid((hidden_size, num_layers, heads), &[Kda, Kda, Kda, Fox])
     }
 
     /// Mamba-2 and attention over 2048 tokens with RoPE, in turns.
@@ -74,7 +81,7 @@ fn hybrid((width, layers, heads): (usize, usize, usize), pattern: &[LayerKind]) 
 
 impl LayerConfigs {
     /// The mixers of a model of this width whose attention has so many heads: heads of Mamba-2 as wide as those of
-    /// attention, heads of Gated DeltaNet with keys three quarters as wide as two of them.
+    /// attention, heads of Gated DeltaNet with keys three quarters as wide as two of them, heads of KDA as wide as two.
     pub fn standard(width: usize, heads: usize) -> Self {
         // Sizes beyond these are refused later; here they must not overflow.
         let (width, heads) =
@@ -83,6 +90,7 @@ impl LayerConfigs {
         LayerConfigs {
             attention: ForgettingConfig::fox_llama(heads),
             delta: DeltaConfig::gated(delta_heads, 3 * width / (4 * delta_heads)),
+            kda: KdaConfig::square(delta_heads, width / delta_heads),
             mamba2: Mamba2Config {
                 heads: 2 * heads,
                 head_dim: width / heads,

@@ -2,8 +2,9 @@
 
 use super::{Calls, Content, Operand, real};
 use crate::{
-    Activation, GateInputs, GatedNormInputs, HgrnGates, HgrnInputs, IGNORE_LABEL, LossInputs,
-    NormInputs, NormSaved, Result, Teacher, Tensor, TimeStepInputs, WeightFormat,
+    Activation, ChannelDecayInputs, GateInputs, GatedNormInputs, HgrnGates, HgrnInputs,
+    IGNORE_LABEL, LossInputs, NormInputs, NormSaved, Result, Teacher, Tensor, TimeStepInputs,
+    WeightFormat,
 };
 
 const ACT: Activation = Activation::Silu;
@@ -208,6 +209,26 @@ fn gates(calls: &mut Calls<'_>) -> Result<()> {
     for limits in [(1.0, 0.0), (-1.0, 1.0), (f32::NAN, 1.0), (0.0, f32::NAN)] {
         let result = b.time_step_fwd(&time_step(&tensors, limits));
         calls.must_fail(|| format!("time_step_fwd with limits {limits:?}"), result);
+    }
+    fn channel_decay(t: &[Tensor], bound: Option<f32>) -> ChannelDecayInputs<'_> {
+        ChannelDecayInputs { z: &t[0], bias: &t[1], a_log: &t[2], bound }
+    }
+    let operands = [
+        real("z", &[3, 6], &[1]),
+        real("bias", &[6], &[0]),
+        real("a_log", &[2], &[]),
+        real("dlog_decay", &[3, 6], &[0, 1]),
+    ];
+    calls.op("channel_decay_fwd", &operands[..3], |b, t| {
+        b.channel_decay_fwd(&channel_decay(t, None)).map(drop)
+    })?;
+    calls.op("channel_decay_bwd", &operands, |b, t| {
+        b.channel_decay_bwd(&t[3], &channel_decay(t, Some(-5.0))).map(drop)
+    })?;
+    let tensors = [calls.tensor(&[3, 6])?, calls.tensor(&[6])?, calls.tensor(&[2])?];
+    for bound in [0.0, 1.0, f32::NAN, f32::NEG_INFINITY] {
+        let result = b.channel_decay_fwd(&channel_decay(&tensors, Some(bound)));
+        calls.must_fail(|| format!("channel_decay_fwd with bound {bound}"), result);
     }
     fn hgrn(t: &[Tensor]) -> HgrnInputs<'_> {
         HgrnInputs { q: &t[0], z: &t[1], lower: Some(&t[2]) }

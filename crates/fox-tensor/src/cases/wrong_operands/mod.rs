@@ -3,6 +3,7 @@
 //! Backends are public, so every method is called directly, not through the tape. A call starts from operands that are
 //! accepted; then one operand at a time gets another extent, rank, element type, device or storage format.
 
+mod decoding;
 mod dense;
 mod memory;
 mod sequence;
@@ -27,6 +28,7 @@ pub fn refuse_wrong_operands(device: &Device, others: &[Device]) -> Result<Wrong
     memory::calls(&mut calls)?;
     dense::calls(&mut calls)?;
     sequence::calls(&mut calls)?;
+    decoding::calls(&mut calls)?;
     Ok(calls.outcome)
 }
 

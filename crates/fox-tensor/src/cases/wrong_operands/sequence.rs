@@ -262,10 +262,9 @@ fn scan(calls: &mut Calls<'_>) -> Result<()> {
         let result = b.scan_fwd(&inputs(&t), &spec, extras);
         calls.must_fail(|| format!("scan_fwd with {spec:?}"), result);
     }
-    // A decay per channel needs keys per head.
-    let channels = calls.tensor(&[6, 8])?;
+    let channels = calls.tensor(&[6, 9])?;
     let result =
         b.scan_fwd(&ScanInputs { log_decay: Some(&channels), ..inputs(&t) }, &spec, extras);
-    calls.must_fail(|| "scan_fwd with a decay per channel of shared keys".into(), result);
+    calls.must_fail(|| "scan_fwd with decays of 9 channels".into(), result);
     Ok(())
 }

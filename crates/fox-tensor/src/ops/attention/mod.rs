@@ -60,10 +60,13 @@ pub enum Acp {
     },
 }
 
+/// Natural log of the tolerance of [`Acp::auto`].
+pub const AUTO_LOG_TOLERANCE: f32 = -10.0;
+
 impl Acp {
     /// Norm-based bound with tolerance `e^-10`, as the published kernel's automatic mode.
     pub fn auto() -> Self {
-        Acp::On { log_tolerance: -10.0, bound: LogitBound::Norms }
+        Acp::On { log_tolerance: AUTO_LOG_TOLERANCE, bound: LogitBound::Norms }
     }
 }
 

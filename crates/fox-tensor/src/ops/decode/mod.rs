@@ -8,6 +8,7 @@
 //! Steps are batch-invariant: the bits of a row depend neither on the other rows of the step nor on its position among
 //! them. They do not depend on when a page is evicted either, because attention skips pages by the eviction rule.
 
+mod check;
 mod naive;
 mod sampling;
 mod weights;
@@ -15,6 +16,9 @@ mod weights;
 use std::any::Any;
 use std::fmt;
 
+pub use check::{
+    check_enter_slot, check_open_slots, check_slot, check_slot_rows, check_update_slot_pages,
+};
 pub use sampling::{SampledToken, TokenDraw};
 pub use weights::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
@@ -24,7 +28,7 @@ pub use weights::{
 use crate::{Device, Error, PagedKeys, Result, Tensor};
 
 /// Decode steps over slots; see [`Caps`](crate::Caps). `state` is what [`SlotDecodeOps::open_slots`] has returned;
-/// [`SlotDecoder`] keeps both together and checks slot numbers.
+/// [`SlotDecoder`] keeps both together.
 ///
 /// An implementation keeps the memory alive that its slots refer to: callers may drop pages at any time.
 pub trait SlotDecodeOps {
@@ -113,27 +117,18 @@ impl SlotDecoder {
     /// Puts a sequence of `len` tokens into a slot, in place of the one before; `past` is the state of each layer.
     /// The device keeps the pages' memory alive; their contents must change through steps of this slot alone.
     pub fn enter(&mut self, slot: usize, len: usize, past: &mut [LayerPast<'_>]) -> Result<()> {
-        self.check_slot("enter", slot)?;
         let (ops, state) = self.ops()?;
         ops.enter_slot(state, slot, len, past)
     }
 
     /// Takes over the pages of a slot, one list per layer, after pages were reserved or evicted.
     pub fn update_pages(&mut self, slot: usize, pages: &mut [&mut dyn PagedKeys]) -> Result<()> {
-        self.check_slot("update_pages", slot)?;
         let (ops, state) = self.ops()?;
         ops.update_slot_pages(state, slot, pages)
     }
 
     /// Starts a step with at most one row per slot, without waiting for it.
     pub fn begin(&mut self, rows: &[DecodeRow]) -> Result<()> {
-        let mut taken = vec![false; self.slots];
-        for row in rows {
-            self.check_slot("step", row.slot)?;
-            if std::mem::replace(&mut taken[row.slot], true) {
-                return Err(Error::argument("step", format!("two rows for slot {}", row.slot)));
-            }
-        }
         let (ops, state) = self.ops()?;
         ops.begin_slot_step(state, rows)
     }
@@ -152,7 +147,6 @@ impl SlotDecoder {
 
     /// Sums of the log gates of a slot after the last step `[layers][H]`; empty without forget gates.
     pub fn gate_sums(&mut self, slot: usize) -> Result<Vec<f64>> {
-        self.check_slot("gate_sums", slot)?;
         let (ops, state) = self.ops()?;
         ops.slot_gate_sums(state, slot)
     }
@@ -161,16 +155,6 @@ impl SlotDecoder {
         match self.device.backend().caps().slots {
             Some(ops) => Ok((ops, &mut *self.state)),
             None => Err(Error::unsupported(self.device.backend().name(), "decoding in slots")),
-        }
-    }
-
-    fn check_slot(&self, op: &'static str, slot: usize) -> Result<()> {
-        match slot < self.slots {
-            true => Ok(()),
-            false => Err(Error::argument(
-                op,
-                format!("slot {slot} is out of range ({} slots)", self.slots),
-            )),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::any::Any;
 
 use super::{
     DecodeAttention, DecodeBlock, DecodeMixer, DecodeProjection, DecodeRow, DecodeWeights,
-    LayerPast, SampledToken, SlotDecodeOps, TokenDraw, slot_state,
+    LayerPast, SampledToken, SlotDecodeOps, TokenDraw, check_enter_slot, check_open_slots,
+    check_slot, check_slot_rows, check_update_slot_pages, slot_state,
 };
 use crate::naive::{Naive, logsumexp, maybe_real, real};
 use crate::{
@@ -100,10 +101,6 @@ impl NaiveSlots {
     /// Logits `[V]` after one more token of a slot.
     fn step(&mut self, row: &DecodeRow) -> Result<Vec<f64>> {
         let layers = &mut self.slots[row.slot];
-        if layers.first().is_none_or(|keys| keys.len != row.position) {
-            let detail = format!("slot {} is not at position {}", row.slot, row.position);
-            return Err(Error::argument("step", detail));
-        }
         let mut tape = Tape::inference(&self.device);
         let (weights, eps) = (&self.weights, self.weights.norm_eps);
         let ids = self.device.from_i32(&[row.token], [1])?;
@@ -184,7 +181,14 @@ fn attend(
             full_sequence: None,
         };
         let q = Var::constant(device.from_f64(&q[head * d..][..d], [1, d])?);
-        let (o, _) = tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates.as_ref(), &spec)?;
+        let gates = gates.as_ref();
+        let (o, _) = match &attention.sinks {
+            None => tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates, &spec)?,
+            Some(sinks) => {
+                let own = var(&sinks.reshape([heads, 1])?.slice_rows(head, 1)?.reshape([1])?);
+                tape.sink_attention([&q, &k, &v], gates, &own, &spec)?
+            }
+        };
         out.extend(o.value().to_f64()?);
     }
     let mut o = Var::constant(device.from_f64(&out, [1, heads * d])?);
@@ -247,6 +251,7 @@ fn sample(logits: &[f64], draw: &Option<TokenDraw>) -> SampledToken {
 
 impl SlotDecodeOps for Naive {
     fn open_slots(&self, weights: &DecodeWeights) -> Result<Option<Box<dyn Any + Send>>> {
+        check_open_slots(self, weights)?;
         let empty = || weights.blocks.iter().map(|_| LayerKeys::default()).collect();
         Ok(Some(Box::new(NaiveSlots {
             weights: weights.clone(),
@@ -265,6 +270,7 @@ impl SlotDecodeOps for Naive {
         past: &mut [LayerPast<'_>],
     ) -> Result<()> {
         let slots: &mut NaiveSlots = slot_state(state)?;
+        check_enter_slot(&slots.weights, slot, len, past)?;
         slots.slots[slot] =
             past.iter().map(|past| LayerKeys::new(past, len)).collect::<Result<_>>()?;
         Ok(())
@@ -272,15 +278,18 @@ impl SlotDecodeOps for Naive {
 
     fn update_slot_pages(
         &self,
-        _state: &mut dyn Any,
-        _slot: usize,
-        _pages: &mut [&mut dyn PagedKeys],
+        state: &mut dyn Any,
+        slot: usize,
+        pages: &mut [&mut dyn PagedKeys],
     ) -> Result<()> {
-        Ok(())
+        let slots: &mut NaiveSlots = slot_state(state)?;
+        check_update_slot_pages(&slots.weights, slot, pages)
     }
 
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> Result<()> {
         let slots: &mut NaiveSlots = slot_state(state)?;
+        let len = |slot: usize| slots.slots[slot].first().map_or(0, |keys| keys.len);
+        check_slot_rows(&slots.weights, rows, len)?;
         slots.draws = rows.iter().map(|row| row.draw).collect();
         slots.logits = rows.iter().map(|row| slots.step(row)).collect::<Result<_>>()?;
         Ok(())
@@ -302,6 +311,7 @@ impl SlotDecodeOps for Naive {
 
     fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> Result<Vec<f64>> {
         let slots: &mut NaiveSlots = slot_state(state)?;
+        check_slot(&slots.weights, slot)?;
         let (layers, blocks) = (&slots.slots[slot], &slots.weights.blocks);
         let last = |(keys, block): (&LayerKeys, &DecodeBlock)| {
             let DecodeMixer::Attention(attention) = &block.mixer;

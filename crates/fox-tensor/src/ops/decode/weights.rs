@@ -75,6 +75,8 @@ pub struct DecodeAttention {
     pub output_gate: Option<Tensor>,
     /// Weights of the output norm `[H * d]`.
     pub output_norm: Option<Tensor>,
+    /// Attention sinks `[H]`.
+    pub sinks: Option<Tensor>,
     /// `[D, H * d]`.
     pub o_proj: Tensor,
     /// Per query head, the decay below which a page is skipped; none are if absent.

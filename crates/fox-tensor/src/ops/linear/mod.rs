@@ -13,7 +13,7 @@ pub use group::{
     LinearGroupOps, check_linear_group_bwd_input, check_linear_group_bwd_weight,
     check_linear_group_fwd,
 };
-pub use pack::{INT8_BLOCK, PackOps, WeightFormat, check_pack_weight};
+pub use pack::{INT8_BLOCK, PackOps, WeightFormat, check_pack_weight, quantize_int8};
 
 /// Rows up to which a linear layer is batch-invariant: every row of the result has the same bits whatever the number
 /// of rows and the other rows are. The oracle and the CPU guarantee it.

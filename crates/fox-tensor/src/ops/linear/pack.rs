@@ -29,6 +29,17 @@ impl WeightFormat {
 /// Values of [`WeightFormat::Int8`] that share a scale.
 pub const INT8_BLOCK: usize = 64;
 
+/// Rounds up to [`INT8_BLOCK`] values that share a scale to 8 bits, as [`WeightFormat::Int8`]; returns the scale.
+/// A value is `out[i] * scale`; the largest magnitude becomes 127.
+pub fn quantize_int8(values: &[f32], out: &mut [i8]) -> f32 {
+    let largest = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let scale = largest / 127.0;
+    let inverse = if scale > 0.0 { scale.recip() } else { 0.0 };
+    let round = |x: &f32| (x * inverse).round().clamp(-127.0, 127.0) as i8;
+    out.iter_mut().zip(values).for_each(|(out, x)| *out = round(x));
+    scale
+}
+
 /// Weights in the storage formats of a device; see [`Caps`](crate::Caps).
 pub trait PackOps {
     /// The weights `[N, K]` of a linear layer in another format, which only `linear_fwd` and downloads read.

@@ -17,6 +17,8 @@ pub struct PagedCase {
     /// Queries `[R, H * d]`.
     pub q: Vec<f64>,
     gated: bool,
+    /// `[H]`.
+    sinks: Option<Vec<f64>>,
 }
 
 /// Keys of one sequence of a [`PagedCase`].
@@ -67,9 +69,12 @@ impl PagedCase {
             scale: 1.0 / (head_dim as f32).sqrt(),
             window: rng.chance(0.3).then(|| rng.between(1, 150)),
             thresholds: None,
+            sinks: None,
             segments: Segments::new(segments)?,
         };
-        Ok(PagedCase { spec, sequences, q: rng.normals(row * heads * head_dim), gated })
+        let q = rng.normals(row * heads * head_dim);
+        let sinks = random_sinks(&spec, &mut rng);
+        Ok(PagedCase { spec, sequences, q, gated, sinks })
     }
 
     /// A case of [`PagedCase::random`] whose key heads drop different numbers of pages, although their gates forget
@@ -93,11 +98,13 @@ impl PagedCase {
             scale: 1.0 / (head_dim as f32).sqrt(),
             window: None,
             thresholds: None,
+            sinks: None,
             segments: Segments::new(vec![segment])?,
         };
         let q = rng.normals(q_len * heads * head_dim);
         let sequences = vec![PagedSequence { k, v, sums, dropped }];
-        Ok(PagedCase { spec, sequences, q, gated: true })
+        let sinks = random_sinks(&spec, &mut rng);
+        Ok(PagedCase { spec, sequences, q, gated: true, sinks })
     }
 
     /// What the pages have in common.
@@ -152,9 +159,22 @@ impl PagedCase {
         let width = self.spec.heads * self.spec.head_dim;
         let q = device.from_f64(&self.q, [self.q.len() / width, width])?;
         let keys: Vec<&dyn PagedKeys> = pages.iter().map(|pages| pages as &dyn PagedKeys).collect();
-        let o = Tape::inference(device).paged_attention(&Var::constant(q), &keys, spec)?;
+        let spec = self.spec_on(device, spec)?;
+        let o = Tape::inference(device).paged_attention(&Var::constant(q), &keys, &spec)?;
         o.value().to_f64()
     }
+
+    /// `spec` with the sinks of this case on a device.
+    pub(super) fn spec_on(&self, device: &Device, spec: &PagedSpec) -> Result<PagedSpec> {
+        let sinks = self.sinks.as_ref().map(|sinks| device.from_f64(sinks, [sinks.len()]));
+        Ok(PagedSpec { sinks: sinks.transpose()?, ..spec.clone() })
+    }
+}
+
+/// Sinks `[H]` for some of the cases of softmax attention.
+fn random_sinks(spec: &PagedSpec, rng: &mut Rng) -> Option<Vec<f64>> {
+    let has_sinks = spec.weights == AttentionWeights::Softmax && rng.chance(0.5);
+    has_sinks.then(|| rng.normals(spec.heads))
 }
 
 /// Unshared pages.
@@ -171,14 +191,14 @@ pub struct CasePages {
 }
 
 impl CasePages {
-    fn new(shape: PageShape) -> Self {
+    pub(crate) fn new(shape: PageShape) -> Self {
         let heads = (0..shape.kv_heads).map(|_| Vec::new()).collect();
         let dropped = vec![0; shape.kv_heads];
         CasePages { shape, slabs: vec![], heads, dropped, seen: 0, table: PageTable::default() }
     }
 
     /// Makes room for `count` more keys, in one slab whose last page comes first.
-    fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
+    pub(crate) fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
         self.seen += count;
         let new = self.seen.div_ceil(PAGE) - self.heads[0].len();
         if new == 0 {

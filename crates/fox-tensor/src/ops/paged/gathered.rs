@@ -66,7 +66,14 @@ pub(super) fn gathered(
                 AttentionWeights::Softmax => backend.attention_fwd(&inputs, &part)?,
                 AttentionWeights::StickBreaking => backend.stick_breaking_fwd(&inputs, &part)?,
             };
-            let out = out.o.reshape([segment.q_len * group, d])?;
+            let o_of_head = match &spec.sinks {
+                None => out.o,
+                Some(sinks) => {
+                    let own = sinks.reshape([spec.heads, 1])?.slice_rows(h * group, group)?;
+                    backend.sink_fwd(&out.o, &out.lse, &own.reshape([group])?)?.0
+                }
+            };
+            let out = o_of_head.reshape([segment.q_len * group, d])?;
             for t in 0..segment.q_len {
                 let row = (segment.q_start + t) * spec.heads + h * group;
                 backend.copy_rows(&out, t * group, &mut o, row, group)?;
@@ -115,9 +122,10 @@ mod tests {
             let keys: Vec<&dyn PagedKeys> = pages.iter().map(|keys| keys as _).collect();
             let width = case.spec.heads * case.spec.head_dim;
             let q = device.from_f64(&case.q, [case.q.len() / width, width]).unwrap();
-            let plain = gathered_attention(&q, &keys, &case.spec).unwrap().to_f64().unwrap();
+            let spec = case.spec_on(&device, &case.spec).unwrap();
+            let plain = gathered_attention(&q, &keys, &spec).unwrap().to_f64().unwrap();
             let ops = device.backend().caps().paged.unwrap();
-            let oracle = ops.paged_attention(&q, &keys, &case.spec).unwrap();
+            let oracle = ops.paged_attention(&q, &keys, &spec).unwrap();
             for (a, b) in plain.iter().zip(oracle.to_f64().unwrap()) {
                 assert!((a - b).abs() < 1e-9, "seed {seed}: {a} {b}");
             }

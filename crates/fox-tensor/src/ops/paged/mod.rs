@@ -126,15 +126,12 @@ pub trait PagedOps {
         Err(Error::argument("copy_page", format!("place {from} to {to} of a slab of one page")))
     }
 
-    /// Sums of log gates over ranges of rows, `[tensor][range][H]`; see [`gate_totals`].
-    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
-        totals_on_the_host(log_gates, ranges)
-    }
+    /// Sums of log gates over ranges of rows, `[tensor][range][H]`; see [`gate_totals`] and [`host_gate_totals`].
+    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>>;
 
-    /// Writes new keys, values and gates into pages from position `first` on, which must be reserved and unshared.
-    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
-        copy_to_pages(new, keys, first)
-    }
+    /// Writes new keys, values and gates into pages from position `first` on, which must be reserved and unshared; see
+    /// [`copy_to_pages`].
+    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()>;
 
     /// Attention of `q: [R, H * d]` over pages: `keys[s]` belongs to segment `s`. Batch-invariant.
     fn paged_attention(
@@ -153,9 +150,10 @@ pub fn write_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) ->
     }
 }
 
-/// Copies new keys and values page by page.
-fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+/// [`PagedOps::write_pages`] by copies of columns, without gates.
+pub fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
     let backend = new.k.device().backend();
+    check_write_pages(backend, new, keys, first)?;
     let PageShape { kv_heads, head_dim, .. } = keys.shape();
     for head in 0..kv_heads {
         for part in page_parts(first, new.count) {
@@ -175,20 +173,21 @@ fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> R
 /// lie on one device, which the host waits for once.
 pub fn gate_totals(log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
     let Some(first) = log_gates.first() else { return Ok(Vec::new()) };
-    let last = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-    if let Some(short) = log_gates.iter().find(|gates| gates.rows() < last) {
-        let detail = format!("{last} rows of gates {short:?}");
-        return Err(Error::argument("gate_totals", detail));
-    }
     let device = first.device();
     device.count_download();
     match device.backend().caps().paged {
         Some(ops) => ops.gate_totals(log_gates, ranges),
-        None => totals_on_the_host(log_gates, ranges),
+        None => host_gate_totals(device.backend(), log_gates, ranges),
     }
 }
 
-fn totals_on_the_host(log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
+/// [`PagedOps::gate_totals`] on the host.
+pub fn host_gate_totals(
+    backend: &dyn Backend,
+    log_gates: &[&Tensor],
+    ranges: &[Range<usize>],
+) -> Result<Vec<f64>> {
+    check_gate_totals(backend, log_gates, ranges)?;
     let mut totals = Vec::new();
     for gates in log_gates {
         let (values, heads) = (gates.device().backend().download_f64(gates)?, gates.cols());
@@ -227,8 +226,70 @@ pub struct PagedSpec {
     pub window: Option<usize>,
     /// Per query head, the decay below which a page may be skipped.
     pub thresholds: Option<Arc<[f64]>>,
+    /// Attention sinks `[H]` of softmax attention; see [`SinkOps`](crate::SinkOps).
+    pub sinks: Option<Tensor>,
     /// The queries of each sequence; its keys are all that were seen, the new ones included.
     pub segments: Segments,
+}
+
+/// Validates the operands of [`PagedOps::copy_page`].
+pub fn check_copy_page(backend: &dyn Backend, from: Page<'_>, to: Page<'_>) -> Result<()> {
+    let operands = Operands::new("copy_page", backend);
+    let is_inside = |page: Page<'_>| page.place < page.slab.k.rows() / PAGE;
+    operands.require(is_inside(from) && is_inside(to), || {
+        format!("page {} or {} is outside of its slab", from.place, to.place)
+    })?;
+    let (gates, other_gates) = (from.slab.gates.as_ref(), to.slab.gates.as_ref());
+    operands.require(gates.is_some() == other_gates.is_some(), || {
+        "only one of the pages has gates".into()
+    })?;
+    let tensors = [(&from.slab.k, &to.slab.k), (&from.slab.v, &to.slab.v)];
+    for (x, y) in tensors.into_iter().chain(gates.zip(other_gates)) {
+        operands.plain("page", x)?;
+        operands.plain("page", y)?;
+        operands.require(x.cols() == y.cols() && x.dtype() == y.dtype(), || {
+            format!("a page of {x:?} to one of {y:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Validates the operands of [`PagedOps::gate_totals`].
+pub fn check_gate_totals(
+    backend: &dyn Backend,
+    log_gates: &[&Tensor],
+    ranges: &[Range<usize>],
+) -> Result<()> {
+    let operands = Operands::new("gate_totals", backend);
+    for gates in log_gates {
+        let (rows, _) = operands.matrix("log_gates", gates)?;
+        let outside = ranges.iter().find(|range| range.start > range.end || range.end > rows);
+        operands.require(outside.is_none(), || format!("rows {outside:?} of {gates:?}"))?;
+    }
+    Ok(())
+}
+
+/// Validates the operands of [`PagedOps::write_pages`].
+pub fn check_write_pages(
+    backend: &dyn Backend,
+    new: &NewKeys<'_>,
+    keys: &dyn PagedKeys,
+    first: usize,
+) -> Result<()> {
+    let operands = Operands::new("write_pages", backend);
+    let PageShape { kv_heads, head_dim, group } = keys.shape();
+    let (rows, _) = operands.matrix("k", new.k)?;
+    let dims = [rows, kv_heads.saturating_mul(head_dim)];
+    operands.real("k", new.k, &dims)?;
+    operands.real("v", new.v, &dims)?;
+    operands.maybe("log_gates", new.log_gates, &[rows, kv_heads.saturating_mul(group)])?;
+    let needs_gates = group > 0 && backend.caps().gates_in_pages();
+    operands.require(!needs_gates || new.log_gates.is_some(), || "no log gates".into())?;
+    let fits = |start: usize, end: usize| start.checked_add(new.count).is_some_and(|e| e <= end);
+    operands.require(fits(new.row, rows) && fits(first, keys.seen()), || {
+        let (row, count, seen) = (new.row, new.count, keys.seen());
+        format!("{count} keys from row {row} of {rows} to position {first} of {seen}")
+    })
 }
 
 /// Validates the operands of [`PagedOps::paged_attention`].
@@ -250,6 +311,12 @@ pub fn check_paged_attention(
         format!("{heads} query heads are not a multiple of {kv_heads} key heads")
     })?;
     operands.require(spec.window != Some(0), || "a window of 0 keys; use 1 or more".into())?;
+    if let Some(sinks) = &spec.sinks {
+        operands.real("sinks", sinks, &[heads])?;
+        operands.require(spec.weights == AttentionWeights::Softmax, || {
+            "sinks need softmax attention".into()
+        })?;
+    }
     let group = heads / kv_heads;
     let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
         let shape = keys.shape();

@@ -1,9 +1,11 @@
 //! The oracle: pages hold the log gates, as on a GPU, and attention reads them there.
 
+use std::ops::Range;
+
 use super::gathered::gathered;
 use super::{
-    NewKeys, PAGE, PageMut, PagedKeys, PagedOps, PagedSpec, Slab, copy_to_pages, held_pages,
-    page_parts, unwritable,
+    NewKeys, PAGE, PageMut, PagedKeys, PagedOps, PagedSpec, Slab, check_write_pages, copy_to_pages,
+    held_pages, host_gate_totals, page_parts, unwritable,
 };
 use crate::naive::{Naive, Values, matrix, real, values_mut};
 use crate::{Result, Tensor, check_paged_attention};
@@ -18,7 +20,12 @@ impl PagedOps for Naive {
         self.has_optional_ops().then_some(2)
     }
 
+    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
+        host_gate_totals(self, log_gates, ranges)
+    }
+
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+        check_write_pages(self, new, keys, first)?;
         copy_to_pages(new, keys, first)?;
         let Some(gates) = new.log_gates else { return Ok(()) };
         let gates = matrix(gates)?;

@@ -61,13 +61,15 @@ pub(crate) fn cases() -> Vec<Case> {
         (StateUpdate::Delta, Decay::None),
         (StateUpdate::Delta, Decay::Head(Mild)),
         (StateUpdate::Delta, Decay::Head(Wild)),
+        (StateUpdate::Delta, Decay::Channel(Mild)),
+        (StateUpdate::Delta, Decay::Channel(Wild)),
     ];
     for (update, decay) in kinds {
         for (n, (layout, rows)) in layouts.iter().enumerate() {
             // Cycles through options and sizes so that they mix.
             let turn = cases.len() + n;
             let mut heads = heads[turn % heads.len()];
-            if matches!(decay, Decay::Channel(_)) {
+            if matches!(decay, Decay::Channel(_)) && update == StateUpdate::Add {
                 heads.1 = heads.0;
             }
             cases.push(scan(ScanCase {
@@ -205,12 +207,12 @@ pub fn random_scan(seed: u64) -> Result<Case> {
     let strength = rng.pick(&[Strength::Mild, Strength::Wild]);
     let decay = match rng.between(0, 2) {
         0 => Decay::None,
-        1 if update == StateUpdate::Add => Decay::Channel(strength),
+        1 => Decay::Channel(strength),
         _ => Decay::Head(strength),
     };
     let key_heads = rng.between(1, 3);
-    let heads = match decay {
-        Decay::Channel(_) => key_heads,
+    let heads = match (update, decay) {
+        (StateUpdate::Add, Decay::Channel(_)) => key_heads,
         _ => key_heads * rng.between(1, 5),
     };
     let mut ends = vec![0];

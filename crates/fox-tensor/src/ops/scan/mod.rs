@@ -142,12 +142,7 @@ pub fn check_scan_fwd(
     operands.real("k", inputs.k, &[rows, key_width])?;
     operands.real("v", inputs.v, &[rows, heads.saturating_mul(dv)])?;
     if let Some(decay) = inputs.log_decay {
-        let by_channel = decay.cols() != heads;
-        operands
-            .require(!by_channel || (groups == heads && spec.update == StateUpdate::Add), || {
-                "a decay per channel needs keys per head and the additive update".into()
-            })?;
-        let width = if by_channel { heads * dk } else { heads };
+        let width = if decay.cols() != heads { heads.saturating_mul(dk) } else { heads };
         operands.real("log_decay", decay, &[rows, width])?;
     }
     operands.maybe("write", inputs.write, &[rows, heads])?;

@@ -46,7 +46,7 @@ pub struct Args {
 
 const HELP: &str = "\
 /reset      forget the conversation
-/save FILE  write the conversation: JSON lines that data.messages reads, or the text of a model without a template
+/save FILE  write the conversation: JSON lines, or plain text without a template
 /help       this list
 /quit       leave, as Ctrl-D does
 A message that starts with a slash is written with a space in front of it.";

@@ -11,7 +11,7 @@ use fox_model::ForwardOptions;
 use fox_tensor::Device;
 use fox_train::{Recipe, RunFolder};
 
-use super::subjects::{ModelRun, Named, Opened};
+use super::subjects::{ModelRun, Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -34,9 +34,9 @@ pub struct Args {
     /// Cases for each of them; as many as the recipe says without it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-accuracy")]
-    out: PathBuf,
+    /// Folder for the results; eval-accuracy in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -49,6 +49,12 @@ struct Scored {
     run: RunAccuracy,
     recipe: String,
     without_seed: String,
+}
+
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.runs, "eval-accuracy")
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -73,7 +79,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         scored.push(run);
     }
     report.models = by_recipe(scored);
-    let written = report.write(&args.out)?;
+    let written = report.write(&args.results())?;
     if args.json {
         output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
     } else {
@@ -108,7 +114,7 @@ fn scored_run(args: &Args, model: &Named, device: &Device) -> Result<(Scored, Ta
         run: RunAccuracy {
             name: opened.name.clone(),
             seed: run.recipe.training.seed,
-            scores: scores(&args.out, &opened, run, &task)?,
+            scores: scores(&args.results(), &opened, run, &task)?,
         },
         recipe: recipe_name(&run.folder, &task),
         without_seed: without_seed(&run.recipe)?,

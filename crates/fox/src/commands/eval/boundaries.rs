@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fox_eval::inspect::{Span, boundaries, boundary_pattern, boundary_windows};
+use fox_eval::inspect::{
+    Span, WINDOWS_PER_DOCUMENT, boundaries, boundary_pattern, boundary_windows,
+};
 
 use super::corpus::documents;
-use super::subjects::Named;
+use super::subjects::{Named, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -19,9 +21,6 @@ use crate::progress::Bar;
 /// gets the numbers as JSON, a chart of the gates by distance, and the forget matrix of the first heads in the window with
 /// the most boundaries, which are marked.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  \
-    fox eval boundaries runs/code --boundary '^// .*\\.rs$'\n  \
-    fox eval boundaries runs/code --boundary '^}$' --boundary '^CHAPTER' --data books.jsonl.zst")]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
     #[arg(value_name = "MODEL", required = true)]
@@ -52,9 +51,9 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-boundaries")]
-    out: PathBuf,
+    /// Folder for the results; eval-boundaries in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -64,6 +63,12 @@ pub struct Args {
 
 /// Heads in the printed table.
 const ROWS: usize = 12;
+
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-boundaries")
+    }
+}
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let patterns =
@@ -77,12 +82,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
         let subject = opened.subject(None);
         subject.check_vocabulary("tokenizer", tokenizer.vocab_size())?;
-        // A document is divided into up to four windows.
         let data = documents(
             args.data.as_deref(),
             &opened,
             Ok(tokenizer.clone()),
-            4 * length,
+            WINDOWS_PER_DOCUMENT * length,
             args.windows.into(),
         )?;
         for (i, pattern) in patterns.iter().enumerate() {
@@ -94,7 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 })?;
             progress.finish();
             let stem = format!("{}-{}", opened.name, i + 1);
-            let written = found.write(&args.out, &stem)?;
+            let written = found.write(&args.results(), &stem)?;
             if args.json {
                 numbers.push(found.json());
                 continue;

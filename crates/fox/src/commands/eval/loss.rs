@@ -12,7 +12,7 @@ use fox_eval::stats::Interval;
 use fox_tensor::Device;
 
 use super::corpus::documents_of;
-use super::subjects::{Named, Opened};
+use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::progress::Bar;
 use crate::{output, ranks};
@@ -38,9 +38,9 @@ pub struct Args {
     /// Training length to mark; what the checkpoint says without it
     #[arg(long, value_name = "N")]
     training_length: Option<usize>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-loss")]
-    out: PathBuf,
+    /// Folder for the results; eval-loss in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON, without the per-position losses
@@ -135,6 +135,12 @@ impl DocumentArgs {
     }
 }
 
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-loss")
+    }
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
     let placement = Placement::from_env()?;
     let DocumentArgs { length, documents, .. } = args.documents;
@@ -146,7 +152,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if !group.is_first() {
         return Ok(ExitCode::SUCCESS);
     }
-    let written = report.write(&args.out)?;
+    let written = report.write(&args.results())?;
     if args.json {
         let mut curves = report.curves;
         curves.iter_mut().for_each(|curve| curve.per_position.clear());
@@ -169,7 +175,7 @@ fn measure_all(args: &Args, group: &Group, device: &Device) -> Result<LossReport
             tokenizer = Ok(tokenizer?);
         }
         let trained = args.training_length;
-        args.documents.measure(group, &opened, tokenizer, trained, &args.out, &mut report)?;
+        args.documents.measure(group, &opened, tokenizer, trained, &args.results(), &mut report)?;
     }
     Ok(report)
 }

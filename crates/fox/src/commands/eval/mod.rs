@@ -14,7 +14,7 @@ pub use fox_lab::args::{corpus, subjects};
 
 use crate::signals;
 
-/// Evaluate checkpoints: loss at every position, needles in a haystack, RULER, tasks, accuracy on small tasks
+/// Evaluate checkpoints: loss by position, needles, RULER, tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -13,7 +13,7 @@ use fox_eval::needle::{
 };
 
 use super::corpus::{documents, has_own, synthetic_config, text, text_of};
-use super::subjects::{Named, Opened};
+use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -44,9 +44,9 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-needle")]
-    out: PathBuf,
+    /// Folder for the results; eval-needle in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -82,6 +82,12 @@ enum ModeName {
     Standard,
 }
 
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-needle")
+    }
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let grid = Grid {
@@ -98,7 +104,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         subject.check_vocabulary("tokenizer", cases.vocab_size())?;
         let mut reader = ModelReader::new(subject, opened.pruning());
         let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
-        let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
+        let path = args.results().join(format!("{}.scores.jsonl", file_stem(&opened.name)));
         let file = Some((path.as_path(), subject.fingerprint()?));
         let progress = Bar::new(&opened.name, grid.total());
         let map = run_needle(&opened.name, &mut reader, &*cases, &grid, &decode, file, |done| {
@@ -108,7 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         add(&mut report, &*cases, &grid, map)?;
     }
     let Some(report) = report else { bail!("no model was given") };
-    let written = report.write(&args.out)?;
+    let written = report.write(&args.results())?;
     if args.json {
         output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
     } else {

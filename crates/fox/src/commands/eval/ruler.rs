@@ -9,7 +9,7 @@ use fox_eval::needle::ModelReader;
 use fox_eval::ruler::{Generator, RulerReport, RulerTask, Samples, read_file, run_ruler};
 
 use super::needle::haystack;
-use super::subjects::Named;
+use super::subjects::{Named, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -61,9 +61,9 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-ruler")]
-    out: PathBuf,
+    /// Folder for the results; eval-ruler in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -73,6 +73,12 @@ pub struct Args {
 
 /// Samples per task and length without `--samples`.
 const SAMPLES: u64 = 25;
+
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-ruler")
+    }
+}
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let limit = args.samples.map(|samples| samples as usize);
@@ -103,7 +109,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Samples::Files { files: files.clone(), max_tokens: args.max_tokens }
         };
         let mut reader = ModelReader::new(subject, opened.pruning());
-        let path = args.out.join(format!("{}.ruler.jsonl", file_stem(&opened.name)));
+        let path = args.results().join(format!("{}.ruler.jsonl", file_stem(&opened.name)));
         let file = Some((path.as_path(), subject.fingerprint()?));
         let progress = Bar::new(&opened.name, samples.total());
         let cells = run_ruler(&opened.name, &mut reader, &samples, &tokenizer, file, |done| {
@@ -124,7 +130,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         report.models.push(cells);
     }
     let Some(report) = report else { bail!("no model was given") };
-    let written = report.write(&args.out)?;
+    let written = report.write(&args.results())?;
     if args.json {
         output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
         return Ok(ExitCode::SUCCESS);

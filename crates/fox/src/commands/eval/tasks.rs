@@ -12,7 +12,7 @@ use fox_eval::tasks::{
 };
 use fox_model::Pruning;
 
-use super::subjects::{Named, Opened};
+use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -37,9 +37,9 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-tasks")]
-    out: PathBuf,
+    /// Folder for the results; eval-tasks in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -157,6 +157,12 @@ impl TaskArgs {
     }
 }
 
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-tasks")
+    }
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.list {
         output::print(&list()?)?;
@@ -171,10 +177,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             &tasks,
             &opened,
             args.tokenizer.as_deref(),
-            &args.out,
+            &args.results(),
         )?);
     }
-    let written = report.write(&args.out)?;
+    let written = report.write(&args.results())?;
     if args.json {
         output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
     } else {

@@ -12,22 +12,28 @@ use serde_json::json;
 
 use crate::{hints, output};
 
-/// Describe a model: architecture, parameters, options, memory to train and to decode
+/// Describe a model: architecture, parameters, memory
 ///
-/// Memory, in single precision, for B sequences of T tokens, P parameters, L blocks of width D:
+/// Memory, in single precision, for B sequences of T tokens, P parameters, L
+/// blocks of width D:
 ///
-///   training: weights 4P + gradients 4P + AdamW moments 8P + activations 4BT(La + 3D), where a is
-///   the number of values a block keeps per token for the backward pass; with blocks recomputed in
-///   the backward pass, activations are 4BT(2LD + a + 3D).
+///   training: weights 4P + gradients 4P + AdamW moments 8P
+///   + activations 4BT(La + 3D), where a is the number of values a block keeps
+///   per token for the backward pass; with blocks recomputed in the backward
+///   pass, activations are 4BT(2LD + a + 3D).
 ///
-///   decoding: weights 4P + cache 4LB(Tc + s), where c = 2 H_kv d + H values per token (keys, values,
-///   log gates) and s = the last raw keys and values when the layer shifts them.
+///   decoding: weights 4P + cache 4LB(Tc + s), where c = 2 H_kv d + H values
+///   per token (keys, values, log gates) and s = the last raw keys and values
+///   when the layer shifts them.
 ///
-/// Scratch of single ops comes on top, and a cache that grew by doubling may hold up to twice T.
+/// Scratch of single ops comes on top, and a cache that grew by doubling may
+/// hold up to twice T.
 ///
-/// With --gpus, MODEL is a recipe, and the figures are those of a training step on many devices: how the batch and
-/// the sequences can be divided (data x context), the memory and the bytes sent per rank, and the time of a step, with
-/// and without sums of gradients during the backward pass. Speeds are given or measured; latencies are not counted.
+/// With --gpus, MODEL is a recipe, and the figures are those of a training step
+/// on many devices: how the batch and the sequences can be divided (data x
+/// context), the memory and the bytes sent per rank, and the time of a step,
+/// with and without sums of gradients during the backward pass. Speeds are given
+/// or measured; latencies are not counted.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {

@@ -51,6 +51,7 @@ fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData,
             args.load(choice.name, Some(&prepared), &choice.overrides)?
         }
     };
+    let recipe = args.fitted(recipe, &sample.data, Some(sample.tokens))?;
     Ok((recipe, sample.data, sample.complete))
 }
 

@@ -1,8 +1,10 @@
 //! `fox train`: a recipe on some data, in a run folder that can be resumed.
 
 mod dry_run;
+mod list;
 mod process_group;
 mod progress;
+mod report;
 mod text;
 
 use std::ops::ControlFlow;
@@ -12,32 +14,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
-use fox_dist::Placement;
+use fox_dist::{Group, Placement};
 use fox_tensor::DeviceKind;
+use fox_train::data::RunData;
 use fox_train::own_text;
 use fox_train::recipe::Weights;
-use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
+use fox_train::{Recipe, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::{hints, output, signals};
 
 /// The exit code of a run whose weights or gradients stayed non-finite.
 const DIVERGED: u8 = 3;
+/// The exit code of a run that was stopped by a signal.
+const STOPPED: u8 = 130;
 pub use progress::Progress;
 
-/// Train a model from a recipe; the same command resumes a run that was stopped
+/// Train a model from a recipe or on your own text, or resume a run
 ///
 /// RECIPE is a TOML file or the name of a built-in recipe, followed by any number of variants, e.g.
 /// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
 /// is read.
 ///
-/// --data may also be text: a file (.txt, .md, JSON lines, also compressed), a folder of such files, or - for the
+/// --data may also be text: a file (any UTF-8 text, JSON lines, also compressed), a folder of such files, or - for the
 /// standard input. It is prepared in the run folder first; without a RECIPE one is chosen by the size of the data and
-/// by what computes, and named.
+/// by what computes, and named. A finished run is extended by the same command with more tokens.
 ///
 /// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
-/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
-/// stopped, killed or lost power resumes from its last checkpoint, bit for bit.
+/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. The same command
+/// resumes a run that was stopped, killed or lost power from its last checkpoint, bit for bit.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipe: a TOML file or a built-in name, with +VARIANTs
@@ -55,8 +60,20 @@ pub struct Args {
     #[arg(long, value_name = "CHECKPOINT")]
     init: Option<PathBuf>,
     /// Run folder; runs/RECIPE by default, or runs/ and the name of the data without a recipe
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Tokens to train on, e.g. 3e6 (training.tokens); more than before extend a finished run
+    #[arg(long, value_name = "N", value_parser = parse_tokens, conflicts_with = "epochs")]
+    tokens: Option<u64>,
+    /// Epochs over the data of --data instead, e.g. 2 or 0.5
+    #[arg(long, value_name = "N", value_parser = parse_epochs, requires = "data")]
+    epochs: Option<f64>,
+    /// Sequences in a step (training.batch)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
+    /// Peak learning rate (optimizer.peak_lr)
+    #[arg(long, value_name = "X", value_parser = parse_rate)]
+    lr: Option<f64>,
     /// Change a key of the recipe, e.g. training.tokens=1e6
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -65,9 +82,15 @@ pub struct Args {
     /// Print the whole recipe and the memory and time it would take, from a few steps that are not kept; write nothing
     #[arg(long, conflicts_with_all = ["list", "export"])]
     dry_run: bool,
+    /// Train the matching Transformer (RoPE instead of forget gates) as well, in DIR-transformer, and compare
+    #[arg(long, conflicts_with_all = ["dry_run", "init", "export", "list"])]
+    baseline: bool,
     /// Print only the result
     #[arg(long)]
     quiet: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
     /// List the built-in recipes and variants
     #[arg(long)]
     list: bool,
@@ -99,7 +122,7 @@ impl From<WhichWeights> for Weights {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.list {
-        output::print(&list()?)?;
+        output::print(&list::list()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let (Some(to), Some(run)) = (&args.export, &args.out) {
@@ -114,7 +137,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(what) = args.data.as_deref().and_then(hints::folder_as_data) {
         bail!(what);
     }
-    let out = args.out()?;
+    let mut out = args.out()?;
     let placement = Placement::from_env()?;
     if args.dry_run {
         if placement.is_some() {
@@ -137,7 +160,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => output::note("\nstopping; what is prepared stays"),
     })?;
     let on_gpu = opened.as_ref().is_some_and(|device| device.backend().kind() == DeviceKind::Cuda);
-    let recipe = args.recipe(&out, on_gpu, placement.is_some(), &stop)?;
+    let recipe = args.recipe(&mut out, on_gpu, placement.is_some(), &stop)?;
+    let baseline = match args.baseline {
+        true if placement.is_some() => bail!("--baseline is for one process; leave it out here"),
+        true => Some(recipe.transformer_baseline()?),
+        false => None,
+    };
     // Before they meet: each says the same sentence, and none takes another's mistake for a loss.
     recipe.check_ranks(placement.as_ref().map_or(1, |place| place.size))?;
     trains.store(true, Ordering::Relaxed);
@@ -146,9 +174,52 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some(device) => device,
         None => open().inspect_err(|error| group.fail(&format!("{error:#}")))?,
     };
-    let spec = RunSpec { recipe, out: out.clone(), device, command: std::env::args().collect() };
-    let mut progress = Progress::new(args.quiet || !speaks);
-    let trained = train_in(&spec, &group, &mut |event| {
+    let command: Vec<String> = std::env::args().collect();
+    let spec =
+        RunSpec { recipe, out: out.clone(), device: device.clone(), command: command.clone() };
+    let Some(summary) = train_one(&spec, &group, args.quiet, speaks, &stop)? else {
+        return Ok(ExitCode::from(DIVERGED));
+    };
+    let print = |summary: &Summary, out: &Path| {
+        output::print(&match args.json {
+            true => format!("{}\n", serde_json::to_string_pretty(summary)?),
+            false => report::text(summary, out),
+        })
+    };
+    if speaks {
+        print(&summary, &out)?;
+    }
+    if !summary.finished {
+        return Ok(ExitCode::from(STOPPED));
+    }
+    let Some(recipe) = baseline else { return Ok(ExitCode::SUCCESS) };
+    let mut other = out.clone().into_os_string();
+    other.push("-transformer");
+    let spec = RunSpec { recipe, out: PathBuf::from(other), device, command };
+    let alone = Arc::new(Group::alone());
+    let Some(compared) = train_one(&spec, &alone, args.quiet, true, &stop)? else {
+        return Ok(ExitCode::from(DIVERGED));
+    };
+    print(&compared, &spec.out)?;
+    if !compared.finished {
+        return Ok(ExitCode::from(STOPPED));
+    }
+    if !args.json {
+        output::print(&report::comparison((&summary, &out), (&compared, &spec.out)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One run from beginning to end; `None` where its weights or gradients stayed non-finite.
+fn train_one(
+    spec: &RunSpec,
+    group: &Arc<Group>,
+    quiet: bool,
+    speaks: bool,
+    stop: &AtomicBool,
+) -> Result<Option<Summary>> {
+    let mut progress = Progress::new(quiet || !speaks);
+    let trained = train_in(spec, group, &mut |event| {
         if speaks {
             progress.show(event);
         }
@@ -158,17 +229,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     });
     progress.finish();
-    let outcome = match trained {
+    match trained {
         Err(error @ (fox_train::Error::NotFinite { .. } | fox_train::Error::Diverged { .. })) => {
             output::fatal(&error.to_string(), true);
-            return Ok(ExitCode::from(DIVERGED));
+            Ok(None)
         }
-        other => other?,
-    };
-    if speaks {
-        output::print(&report(&outcome.summary, &out))?;
+        other => Ok(Some(other?.summary)),
     }
-    Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }
 
 impl Args {
@@ -185,7 +252,13 @@ impl Args {
     }
 
     /// The recipe that is named or fits the data, which are prepared first if they are text.
-    fn recipe(&self, out: &Path, on_gpu: bool, ranks: bool, stop: &AtomicBool) -> Result<Recipe> {
+    fn recipe(
+        &self,
+        out: &mut PathBuf,
+        on_gpu: bool,
+        ranks: bool,
+        stop: &AtomicBool,
+    ) -> Result<Recipe> {
         let mut data = self.data.clone();
         if let Some(text) = self.data.as_deref().filter(|path| text::is_text(path)) {
             if ranks {
@@ -194,23 +267,63 @@ impl Args {
                     text.display()
                 );
             }
-            RunFolder::check_for_text(out)?;
-            data = Some(text::prepare(text, out, self.text_tokenizer()?.as_deref(), stop)?);
+            let prepared = text::prepare(text, out, self.text_tokenizer()?.as_deref(), stop)?;
+            data = Some(prepared);
         } else if self.tokenizer.is_some() {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
         self.recipe_for(data.as_deref(), on_gpu)
     }
 
-    /// The recipe that is named, or the one that fits prepared data.
+    /// The recipe that is named, or the one that fits prepared data; adapted to the data.
     fn recipe_for(&self, data: Option<&Path>, on_gpu: bool) -> Result<Recipe> {
-        if let Some(name) = &self.recipe {
-            return self.load(name, data, &[]);
+        let recipe = match (&self.recipe, data) {
+            (Some(name), _) => self.load(name, data, &[])?,
+            (None, None) => bail!("name a recipe; `fox train --list` shows them"),
+            (None, Some(path)) => {
+                let choice = own_text::choose(path, on_gpu)?;
+                text::announce(&choice, on_gpu);
+                self.load(choice.name, data, &choice.overrides)?
+            }
+        };
+        match data {
+            Some(_) => {
+                let data = RunData::open(&recipe)?;
+                self.fitted(recipe, &data, None)
+            }
+            None => Ok(recipe),
         }
-        let Some(path) = data else { bail!("name a recipe; `fox train --list` shows them") };
-        let choice = own_text::choose(path, on_gpu)?;
-        text::announce(&choice, on_gpu);
-        self.load(choice.name, Some(path), &choice.overrides)
+    }
+
+    /// Adapts a recipe to its data, and sets the tokens of --epochs. The data may be a sample of so many tokens.
+    fn fitted(&self, mut recipe: Recipe, data: &RunData, sampled: Option<u64>) -> Result<Recipe> {
+        let set = self.all_overrides(&[]);
+        let fixed = |key: &str| set.iter().any(|text| text.trim_start().starts_with(key));
+        recipe.fit_to(data, fixed);
+        if let Some(epochs) = self.epochs {
+            let warmup = recipe.schedule.warmup_tokens;
+            let epoch = sampled.map_or_else(|| data.epoch_tokens(&recipe), Ok)?;
+            recipe.set_tokens((epochs * epoch as f64).ceil().max(1.0) as u64);
+            if fixed("schedule.warmup_tokens") {
+                recipe.schedule.warmup_tokens = warmup;
+            }
+        }
+        Ok(recipe)
+    }
+
+    /// Overrides: those that were chosen for the user, then the shortcuts, then --set.
+    fn all_overrides(&self, chosen: &[String]) -> Vec<String> {
+        let shortcuts = [
+            self.tokens.map(|n| format!("training.tokens={n}")),
+            self.batch.map(|n| format!("training.batch={n}")),
+            self.lr.map(|x| format!("optimizer.peak_lr={x}")),
+        ];
+        chosen
+            .iter()
+            .cloned()
+            .chain(shortcuts.into_iter().flatten())
+            .chain(self.overrides.clone())
+            .collect()
     }
 
     /// A recipe with the command line's data and changes; what was chosen for the user comes before what they ask for.
@@ -218,7 +331,7 @@ impl Args {
         if let Some(what) = hints::folder_as_recipe(name) {
             bail!(what);
         }
-        let overrides = [chosen, &self.overrides].concat();
+        let overrides = self.all_overrides(chosen);
         match &self.init {
             Some(init) => Ok(with_data(recipe::load_from(name, init, &overrides)?, data)),
             None => load(name, data, &overrides),
@@ -265,53 +378,24 @@ fn default_out(name: &str) -> PathBuf {
     Path::new("runs").join(stem)
 }
 
-fn report(summary: &Summary, out: &Path) -> String {
-    let row = |name: &str, value: String| vec![format!("  {name}"), value];
-    let loss = |x: f64| format!("{x:.4}");
-    let mut rows = vec![
-        row("parameters", output::grouped(summary.parameters)),
-        row("steps", output::grouped(summary.steps)),
-        row("tokens", output::grouped(summary.tokens)),
-        row("tokens/s", output::grouped(summary.tokens_per_second as u64)),
-    ];
-    rows.extend(summary.train_loss.map(|x| row("training loss", loss(x))));
-    if let Some(evaluation) = &summary.evaluation {
-        rows.push(row(&evaluation.name(), loss(evaluation.loss)));
-        for window in &evaluation.by_position {
-            let name = format!("  positions {} to {}", window.from, window.to - 1);
-            rows.push(row(&name, loss(window.loss)));
-        }
+/// A number of tokens: `3000000`, `3_000_000` or `3e6`.
+fn parse_tokens(text: &str) -> Result<u64> {
+    match text.replace('_', "").parse::<f64>() {
+        Ok(x) if x >= 1.0 && x <= 1e18 && x.fract() == 0.0 => Ok(x as u64),
+        _ => bail!("a whole number of tokens, at least 1, e.g. 3000000 or 3e6"),
     }
-    if summary.skips > 0 {
-        rows.push(row("steps left out", output::grouped(summary.skips)));
-    }
-    let end = match summary.finished {
-        true => format!("exported to {} (Hugging Face format)\n", out.join("export").display()),
-        false => {
-            format!("stopped after step {}; run the same command again to go on\n", summary.steps)
-        }
-    };
-    format!("{} in {}\n{}{end}", summary.recipe, out.display(), output::table(&rows))
 }
 
-fn list() -> Result<String> {
-    let mut text = String::from("recipes\n");
-    for name in recipe::listed_names() {
-        text += &format!("  {name:<32} {}\n", recipe::load(name, &[])?.description);
+fn parse_epochs(text: &str) -> Result<f64> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x <= 1e9 => Ok(x),
+        _ => bail!("a number above 0, e.g. 2 or 0.5"),
     }
-    text += "families: FAMILY-SIZE, e.g. fox-pro-125m\n";
-    for family in recipe::families()? {
-        text += &format!("  {:<32} {}\n", family.name, family.description);
-        text += &format!("  {:<32} sizes: {}\n", "", family.sizes.join(", "));
+}
+
+fn parse_rate(text: &str) -> Result<f64> {
+    match text.parse::<f64>() {
+        Ok(x) if x > 0.0 && x.is_finite() => Ok(x),
+        _ => bail!("a number above 0, e.g. 1e-3"),
     }
-    text += "variants, for any recipe: RECIPE+VARIANT\n";
-    for variant in recipe::variants()? {
-        text += &format!("  +{:<31} {}\n", variant.name, variant.about);
-    }
-    text += "sweeps, for fox sweep\n";
-    for (name, _) in fox_lab::sweep::SWEEPS {
-        let list = fox_lab::sweep::SweepList::load(name)?;
-        text += &format!("  {name:<32} {}\n", list.description);
-    }
-    Ok(text)
 }

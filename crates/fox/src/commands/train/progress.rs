@@ -11,6 +11,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::output;
 use crate::progress::LINE_EVERY;
 
+/// Steps before the time of a run is estimated; the first one also fills memory pools and compiles kernels.
+const TIMED_STEPS: u64 = 3;
 /// Time between the events of a child process.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
@@ -20,6 +22,8 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
     tokens_per_step: u64,
+    /// The step after which the time of the run is estimated.
+    timed_step: u64,
     last_line: Option<Instant>,
 }
 
@@ -30,7 +34,7 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}");
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Progress { quiet, bar, steps: 0, tokens_per_step: 0, last_line: None }
+        Progress { quiet, bar, steps: 0, tokens_per_step: 0, timed_step: 0, last_line: None }
     }
 
     /// Takes note of an event.
@@ -59,6 +63,10 @@ impl Progress {
                     start.device,
                     start.gemm_rate / 1e9,
                 ));
+                if let Some(epoch) = start.epoch_tokens {
+                    self.budget(start.steps * start.tokens_per_step, epoch);
+                }
+                self.timed_step = start.from_step + TIMED_STEPS;
             }
             Event::Notice(text) => self.always(text),
             Event::Step(step) => self.step(step),
@@ -78,7 +86,27 @@ impl Progress {
         }
     }
 
+    /// The tokens of the run and how often they are read.
+    fn budget(&self, tokens: u64, epoch: u64) {
+        let epochs = tokens as f64 / epoch.max(1) as f64;
+        let (all, once) = (output::grouped(tokens), output::grouped(epoch));
+        self.line(&format!("tokens: {all} (the data have {once})"));
+        self.line(&match epochs < 0.95 {
+            true => format!(
+                "epochs: {epochs:.2}, so {:.0}% of the data is read; --epochs 1 reads all of it",
+                100.0 * epochs
+            ),
+            false => format!("epochs: {epochs:.1}, all of the data is read"),
+        });
+    }
+
     fn step(&mut self, step: &StepRecord) {
+        if step.step == self.timed_step && !events::enabled() {
+            let left = self.steps.saturating_sub(step.step) * self.tokens_per_step;
+            let seconds = left as f64 / step.tokens_per_second.max(1e-9);
+            let speed = output::grouped(step.tokens_per_second.round() as u64);
+            self.line(&format!("time: about {} at {speed} tokens/s", output::duration(seconds)));
+        }
         let every = if events::enabled() { EVENT_EVERY } else { LINE_EVERY };
         let last_event = events::enabled() && step.step == self.steps;
         let due = last_event || self.last_line.is_none_or(|at| at.elapsed() >= every);

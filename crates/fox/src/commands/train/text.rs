@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use fox_base::durable::NewFile;
-use fox_data::HeldOut;
+use fox_data::{HeldOut, PrepareOptions, PrepareReport, Replace};
+use fox_train::RunFolder;
 use fox_train::own_text::{self, RecipeChoice};
 
 use crate::commands::prepare::prepare_with_bar;
@@ -24,20 +25,64 @@ pub fn is_text(path: &Path) -> bool {
     path == Path::new(STANDARD_INPUT) || own_text::is_text(path)
 }
 
-/// Prepares a text in its run folder, or verifies the preparation there. Returns the folder of the shards.
+/// Prepares a text in its run folder, or verifies the preparation there. Returns the folder of the shards. A folder with
+/// checkpoints of a run on another version of the text is left as it is, and `run` becomes another one.
 pub fn prepare(
     text: &Path,
-    run: &Path,
+    run: &mut PathBuf,
     tokenizer: Option<&str>,
     stop: &AtomicBool,
 ) -> Result<PathBuf> {
+    RunFolder::check_for_text(run)?;
     let text = match text == Path::new(STANDARD_INPUT) {
         true => copy_input(run)?,
         false => text.to_path_buf(),
     };
-    let data = run.join(DATA);
-    let options = own_text::prepare_options(&text, &data, tokenizer)?;
-    let report = prepare_with_bar(&options, stop)?;
+    let first = run.clone();
+    let mut number = 1;
+    loop {
+        let options = options(&text, run, tokenizer)?;
+        match prepare_with_bar(&options, stop) {
+            Ok(report) => {
+                announce_data(&text, &options, &report);
+                return Ok(options.out);
+            }
+            Err(error) if !is_different(&error) => return Err(error),
+            Err(_) => {}
+        }
+        number += 1;
+        let mut name = first.clone().into_os_string();
+        name.push(format!("-{number}"));
+        let next = PathBuf::from(name);
+        output::note(&format!(
+            "{} was trained on another version of {}, so this run is {} (--init {} starts from its weights)",
+            run.display(),
+            text.display(),
+            next.display(),
+            run.display(),
+        ));
+        RunFolder::check_for_text(&next)?;
+        *run = next;
+    }
+}
+
+/// What is prepared in a run folder. Without a checkpoint that depends on it, it is replaced when the text has changed.
+fn options(text: &Path, run: &Path, tokenizer: Option<&str>) -> Result<PrepareOptions> {
+    let mut options = own_text::prepare_options(text, &run.join(DATA), tokenizer)?;
+    if !RunFolder::has_checkpoint(run) {
+        options.replace = Replace::Always;
+    }
+    Ok(options)
+}
+
+fn is_different(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<fox_data::Error>();
+    matches!(cause, Some(fox_data::Error::DifferentPreparation { .. }))
+}
+
+/// Prints what was prepared, unless it was there before.
+fn announce_data(text: &Path, options: &PrepareOptions, report: &PrepareReport) {
+    let data = &options.out;
     if !report.already_complete {
         let index = &report.index;
         let held_out = match options.held_out {
@@ -53,7 +98,6 @@ pub fn prepare(
             output::grouped(index.heldout.tokens()),
         ));
     }
-    Ok(data)
 }
 
 /// Writes the standard input into the run folder, whole or not at all. A resumed run reads its copy.

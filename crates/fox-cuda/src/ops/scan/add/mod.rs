@@ -162,7 +162,9 @@ impl<'a> AdditiveScan<'a> {
         self.cuda.gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())
     }
 
-    fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {
+    /// # Safety
+    /// The addresses in `params` must be those of the operands of this scan and of buffers allocated from their shapes.
+    unsafe fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {
         let chunk_grid = [self.table.count, self.spec.key_heads * self.splits];
         let state_len = self.spec.heads * self.shape.state_len();
         let state_grid = [self.spec.segments.len(), state_len / (CARRY_PER_THREAD * CARRY_THREADS)];
@@ -178,7 +180,7 @@ impl<'a> AdditiveScan<'a> {
         };
         let kernel = self.kernel(source, entry)?;
         let launch = kernel.launch([grid[0], grid[1], 1], threads).shared(shared).params(params)?;
-        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        // SAFETY: the caller's promise.
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
     }
 
@@ -198,8 +200,11 @@ impl<'a> AdditiveScan<'a> {
         self.cuda.gpu.alloc(self.table.count * self.spec.heads * width)
     }
 
-    /// States before every chunk and, if `last` is not null, after every segment.
-    fn states(&self, last: u64, device: &Device) -> Result<Tensor> {
+    /// States before every chunk and, if `last` is not 0, after every segment.
+    ///
+    /// # Safety
+    /// `last` must be 0 or a live state of every segment in f32.
+    unsafe fn states(&self, last: u64, device: &Device) -> Result<Tensor> {
         let (states, at) = self.state_buffer(device)?;
         let totals = self.totals()?;
         let params = ScanAddParams {
@@ -208,8 +213,11 @@ impl<'a> AdditiveScan<'a> {
             last: last.into(),
             ..self.params
         };
-        self.launch("scan_states", params)?;
-        self.launch("scan_carry", params)?;
+        // SAFETY: operands of this scan, states and decays of all chunks, and the caller's promise.
+        unsafe {
+            self.launch("scan_states", params)?;
+            self.launch("scan_carry", params)?;
+        }
         Ok(states)
     }
 
@@ -277,18 +285,17 @@ impl Cuda {
         let last = state.as_ref().map_or(0, |(_, at)| *at);
         let state = state.map(|(state, _)| state);
         if scan.table.longest <= STEPWISE_LEN {
-            scan.launch(
-                "scan_step",
-                ScanAddParams { o: o_at.into(), last: last.into(), ..scan.params },
-            )?;
+            let params = ScanAddParams { o: o_at.into(), last: last.into(), ..scan.params };
+            // SAFETY: operands of this scan; outputs are allocated from their shapes.
+            unsafe { scan.launch("scan_step", params)? };
             return Ok(ScanOut { o, state, saved: None });
         }
-        let states = scan.states(last, device)?;
+        // SAFETY: `last` is 0 or the address of `state`.
+        let states = unsafe { scan.states(last, device)? };
         let at = self.activation(&states)?.address();
-        scan.launch(
-            "scan_read",
-            ScanAddParams { o: o_at.into(), states: at.into(), ..scan.params },
-        )?;
+        let params = ScanAddParams { o: o_at.into(), states: at.into(), ..scan.params };
+        // SAFETY: operands of this scan; outputs are allocated from their shapes.
+        unsafe { scan.launch("scan_read", params)? };
         Ok(ScanOut { o, state, saved: keep.backward.then_some(states) })
     }
 
@@ -313,7 +320,8 @@ impl Cuda {
         };
         let states = match (saved, &last) {
             (Some(saved), None) => saved.clone(),
-            (_, last) => scan.states(last.as_ref().map_or(0, Buffer::address), device)?,
+            // SAFETY: `last` has a state of every segment.
+            (_, last) => unsafe { scan.states(last.as_ref().map_or(0, Buffer::address), device)? },
         };
         let d_last = d_state.map(|x| self.real(x)).transpose()?;
         let dstate = match inputs.state {
@@ -338,8 +346,11 @@ impl Cuda {
             ..scan.params
         };
         let reverse = ScanAddParams { reverse: true, ..params };
-        scan.launch("scan_states", reverse)?;
-        scan.launch("scan_carry_back", reverse)?;
+        // SAFETY: operands of this scan; saved states have its dimensions, and scratch is allocated with them.
+        unsafe {
+            scan.launch("scan_states", reverse)?;
+            scan.launch("scan_carry_back", reverse)?;
+        }
         let like = |x: Option<&Tensor>| {
             x.map(|x| scan.rows_output(x.shape(), DType::F32, device)).transpose()
         };
@@ -358,15 +369,12 @@ impl Cuda {
             d_skip: skip_partials.as_ref().map_or(0, Buffer::address).into(),
             ..params
         };
-        scan.launch("scan_grads", grads)?;
+        // SAFETY: as above; gradients are allocated from the shapes of the operands.
+        unsafe { scan.launch("scan_grads", grads)? };
         drop(d_states);
-        let dskip = match skip_partials {
-            Some(splits) => {
-                let (at, chunks) = (splits.address(), scan.table.count);
-                Some(self.column_sums(at, DType::F32, chunks, spec.heads, None, device)?)
-            }
-            None => None,
-        };
+        let sizes = [scan.table.count, spec.heads];
+        let dskip = skip_partials.map(|sums| self.column_sums(&sums, sizes, None, device));
+        let dskip = dskip.transpose()?;
         Ok(ScanGrads {
             dq: scan.key_gradient(dq, inputs.q)?,
             dk: scan.key_gradient(dk, inputs.k)?,

@@ -13,7 +13,7 @@ use crate::backend::{Cuda, address};
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
-use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
+use shape::{CHANNEL_SLAB, CHUNK, DeltaShape, Pass, STATE_COLUMNS};
 
 /// Segments up to this length are scanned token by token when no backward follows.
 const STEPWISE_LEN: usize = 16;
@@ -46,6 +46,21 @@ kernel_params! {
         d_states: Ptr<Real>,
         /// `scale (Q K^T * D)^T dO`, then `F`, `[chunks, H, 64, DV]`.
         d_errors: Ptr<Real>,
+        /// With a decay per channel: `diag(p) K`, `diag(s) K` and `diag(p) Q`, `[chunks, H, 64, DK]`.
+        reading_keys: Ptr<Real>,
+        writing_keys: Ptr<Real>,
+        reading_queries: Ptr<Real>,
+        /// `K K^T * D` and `Q K^T * D`, `[chunks, H, 64, 64]`.
+        overlaps: Ptr<f32>,
+        scores: Ptr<f32>,
+        /// Decays over each chunk `[chunks, H, DK]`.
+        whole: Ptr<f32>,
+        /// Gradients of these tiles and products, shaped like them.
+        d_reading_keys: Ptr<f32>,
+        d_writing_keys: Ptr<f32>,
+        d_reading_queries: Ptr<f32>,
+        d_overlaps: Ptr<f32>,
+        d_scores: Ptr<f32>,
         /// As `q`, `k` and `v`.
         dq: Ptr<Real>,
         dk: Ptr<Real>,
@@ -53,7 +68,7 @@ kernel_params! {
         /// `[R, H * dk]` where heads share keys, else null.
         dq_parts: Ptr<f32>,
         dk_parts: Ptr<f32>,
-        /// `[R, H]`, or null.
+        /// `[R, H]` or `[R, H * dk]`, or null.
         dlog_decay: Ptr<f32>,
         /// `[R, H]`, or null.
         dwrite: Ptr<f32>,
@@ -85,11 +100,19 @@ const SCAN_DELTA_BWD: Source = source!(
     [Chunk, ChunkedSegment, ScanOperands, DeltaParams, ShareKeys]
 );
 
+const SCAN_DELTA_CHANNEL: Source = source!(
+    "scan_delta_channel",
+    ["scan_delta.cuh"],
+    [Chunk, ChunkedSegment, ScanOperands, DeltaParams]
+);
+
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     let shapes = shape::typical();
     let of = |source| shapes.iter().map(move |shape| (source, shape.defines()));
-    of(SCAN_DELTA).chain(of(SCAN_DELTA_BWD)).collect()
+    let channel = shapes.iter().filter(|shape| shape.channel);
+    let channel = channel.map(|shape| (SCAN_DELTA_CHANNEL, shape.defines()));
+    of(SCAN_DELTA).chain(of(SCAN_DELTA_BWD)).chain(channel).collect()
 }
 
 /// A call of the scan: variant, tables and operands.
@@ -107,7 +130,8 @@ struct DeltaScan<'a> {
 impl<'a> DeltaScan<'a> {
     fn new(cuda: &'a Cuda, pass: Pass, inputs: &ScanInputs<'a>, spec: &ScanSpec) -> Result<Self> {
         let bf16 = cuda.activations() == DType::Bf16;
-        let shape = DeltaShape::new(spec, bf16, cuda.gpu.shared_bytes(), pass)?;
+        let channel = inputs.log_decay.is_some_and(|decay| decay.cols() != spec.heads);
+        let shape = DeltaShape::new(spec, channel, bf16, cuda.gpu.shared_bytes(), pass)?;
         let source = match pass {
             Pass::Forward => SCAN_DELTA,
             Pass::Backward => SCAN_DELTA_BWD,
@@ -184,11 +208,73 @@ impl<'a> DeltaScan<'a> {
         shared: usize,
         params: P,
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_from(self.source, entry, grid, shared, params) }
+    }
+
+    /// The same for a kernel of another source.
+    ///
+    /// # Safety
+    /// As for [`crate::Launch::run`].
+    unsafe fn launch_from<P: KernelParams>(
+        &self,
+        source: Source,
+        entry: &'static str,
+        grid: [usize; 3],
+        shared: usize,
+        params: P,
+    ) -> Result<()> {
         let gpu = &self.cuda.gpu;
-        let kernel = gpu.cached_kernel(self.source, entry, self.shape, |shape| shape.defines())?;
+        let kernel = gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())?;
         let launch = kernel.launch(grid, THREADS).shared(shared).params(params)?;
         // SAFETY: the caller's promise.
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
+    }
+
+    /// With a decay per channel: computes the decayed tiles and products, which the other kernels read.
+    fn prepare_channels(&mut self) -> Result<Option<ChannelTiles>> {
+        if !self.shape.channel {
+            return Ok(None);
+        }
+        let (dk, tiles) = (self.shape.dk, self.tiles());
+        let reals = [(); 3].map(|()| self.scratch(CHUNK * dk));
+        let [reading_keys, writing_keys, reading_queries] = reals;
+        let (reading_keys, writing_keys, reading_queries) =
+            (reading_keys?, writing_keys?, reading_queries?);
+        let overlaps = self.cuda.gpu.alloc::<f32>(tiles * CHUNK * CHUNK)?;
+        let scores = self.cuda.gpu.alloc::<f32>(tiles * CHUNK * CHUNK)?;
+        let whole = self.cuda.gpu.alloc::<f32>(tiles * dk)?;
+        self.params.reading_keys = reading_keys.address().into();
+        self.params.writing_keys = writing_keys.address().into();
+        self.params.reading_queries = reading_queries.address().into();
+        self.params.overlaps = overlaps.address().into();
+        self.params.scores = scores.address().into();
+        self.params.whole = whole.address().into();
+        let grid = [self.table.count, self.heads, 1];
+        // SAFETY: the operands are validated at entry; scratch is allocated in the sizes that `DeltaParams` documents.
+        unsafe { self.launch_from(SCAN_DELTA_CHANNEL, "delta_channel", grid, 0, self.params)? };
+        Ok(Some(ChannelTiles {
+            _tiles: [reading_keys, writing_keys, reading_queries],
+            _products: [overlaps, scores, whole],
+        }))
+    }
+
+    /// Scratch for the gradients of the decayed tiles and products.
+    fn channel_gradients(&mut self) -> Result<Option<[Buffer<f32>; 5]>> {
+        if !self.shape.channel {
+            return Ok(None);
+        }
+        let (keys, square) = (CHUNK * self.shape.dk, CHUNK * CHUNK);
+        let alloc = |len: usize| self.cuda.gpu.alloc::<f32>(self.tiles() * len);
+        let buffers = [alloc(keys)?, alloc(keys)?, alloc(keys)?, alloc(square)?, alloc(square)?];
+        let [reading_keys, writing_keys, reading_queries, overlaps, scores] =
+            buffers.each_ref().map(Buffer::address);
+        self.params.d_reading_keys = reading_keys.into();
+        self.params.d_writing_keys = writing_keys.into();
+        self.params.d_reading_queries = reading_queries.into();
+        self.params.d_overlaps = overlaps.into();
+        self.params.d_scores = scores.into();
+        Ok(Some(buffers))
     }
 
     /// Elements per tile saved for the backward: the states, then the errors.
@@ -206,6 +292,12 @@ impl<'a> DeltaScan<'a> {
         let states = self.tiles() * self.saved_len().0 * self.cuda.activations().size();
         (self.params.states, self.params.errors) = (at.into(), (at + states as u64).into());
     }
+}
+
+/// Owners of the scratch of [`DeltaScan::prepare_channels`].
+struct ChannelTiles {
+    _tiles: [Data; 3],
+    _products: [Buffer<f32>; 3],
 }
 
 impl Cuda {
@@ -237,6 +329,7 @@ impl Cuda {
         let (y, factors) = (scan.scratch(CHUNK * scan.shape.dk)?, scan.factors()?);
         scan.params.y = y.address().into();
         scan.params.factors = factors.address().into();
+        let _channels = scan.prepare_channels()?;
         // SAFETY: the operands are validated at entry; scratch is allocated in the sizes that `DeltaParams` documents.
         unsafe {
             scan.over_chunks("delta_prepare", scan.shape.prepare())?;
@@ -313,11 +406,17 @@ impl Cuda {
         check_saved(&saved, scan.saved_dims())?;
         let saved = self.activation(&saved)?;
         scan.set_saved(saved.address());
+        let (_channels, _gradients) = (scan.prepare_channels()?, scan.channel_gradients()?);
         // SAFETY: the operands are validated at entry; scratch is allocated in the sizes that `DeltaParams` documents.
         unsafe {
             scan.over_chunks("delta_prepare_bwd", shape.prepare_bwd())?;
             scan.over_segments("delta_states_bwd", shape.states_bwd())?;
             scan.over_chunks("delta_gradients", shape.gradients())?;
+            if shape.channel {
+                let grid = [scan.table.count, spec.heads, shape.dk / CHANNEL_SLAB];
+                let (entry, shared) = ("delta_channel_gradients", shape::CHANNEL_BYTES);
+                scan.launch_from(SCAN_DELTA_CHANNEL, entry, grid, shared, scan.params)?;
+            }
         }
         if let Some((dq_parts, dk_parts)) = &parts {
             let count = inputs.k.len();
@@ -329,20 +428,8 @@ impl Cuda {
                 unsafe { scan.launch("delta_share_keys", grid, 0, params)? };
             }
         }
-        let dskip = match &dskip {
-            Some(sums) => {
-                let at = sums.address();
-                Some(self.column_sums(
-                    at,
-                    DType::F32,
-                    scan.table.count,
-                    spec.heads,
-                    None,
-                    device,
-                )?)
-            }
-            None => None,
-        };
+        let sizes = [scan.table.count, spec.heads];
+        let dskip = dskip.map(|sums| self.column_sums(&sums, sizes, None, device)).transpose()?;
         let tensor = |x: Option<(Tensor, u64)>| x.map(|(x, _)| x);
         let (dlog_decay, dwrite, dstate) = (tensor(dlog_decay), tensor(dwrite), tensor(dstate));
         Ok(ScanGrads { dq, dk, dv, dlog_decay, dwrite, dskip, dstate })

@@ -6,7 +6,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare(const DeltaP
     extern __shared__ __align__(16) u8 memory[];
     PrepareShared& sh = *reinterpret_cast<PrepareShared*>(memory);
     const ChunkHead at = chunk_head(p);
-    copy_keys(sh.k, p.x.k, p, at);
+    copy_reading_keys(sh.k, p, at);
     copy_values<VALUE_COLUMNS>(sh.values, p.x.v, p, at, 0);
     copy_commit();
     prepare(sh, p, at);
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaPa
         const ChunkHead at = chunk_head(p, segment.first + n, chunk_of(segment, n), head);
         StatesShared::Stage& stage = sh.stages[n % STAGES];
         copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
-        copy_keys(stage.k, p.x.k, p, at);
+        copy_writing_keys(stage.k, p, at);
         copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.u, p.errors, at, column0);
         copy_factors(stage.factors, p, at);
     };
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaPa
         e.each([&](int i, int, float& x) { x *= f.s[i] * f.b[i]; });
         e.store(sh.writes, COLUMNS);
         __syncthreads();
-        state.each([&](int, int, float& x) { x *= f.p[CHUNK - 1]; });
+        state.each([&](int i, int, float& x) { x *= whole_decay(f, p, at, i); });
         state.template add<CHUNK, Transposed, RowMajor>(stage.k, KEYS, sh.writes, COLUMNS);
         state.store(sh.state, COLUMNS);
     }
@@ -98,18 +98,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_output(const DeltaPa
         copy_scratch<CHUNK, VALUE_COLUMNS, DV>(sh.errors, p.errors, at, column);
         copy_commit();
     };
-    copy_keys(sh.q, p.x.q, p, at);
-    copy_keys(sh.k, p.x.k, p, at);
+    copy_queries(sh.q, p, at);
+    if (!CHANNEL) copy_keys(sh.k, p.x.k, p, at);
     copy_factors(sh.factors, p, at);
     copy_commit();
     prefetch(0);
     copy_wait<1>();
     __syncthreads();
-    Accumulator<CHUNK, CHUNK> scores = {};
-    scores.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
-    apply_decays(scores, f, p);
-    scores.each([&](int i, int j, float& x) { x = j <= i ? x * f.b[j] : 0.f; });
-    scores.store(sh.scores, SQUARE);
+    load_scores(sh.scores, sh.q, sh.k, f, p, at, [&](int j) { return f.b[j]; });
     const float skip = p.x.skip ? p.x.skip[at.head] : 0.f;
     for (int column = 0; column < DV; column += VALUE_COLUMNS) {
         if (column > 0) {
@@ -136,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_output(const DeltaPa
 // Grid as delta_states.
 extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaParams p) {
     constexpr int WARPS = THREADS / 32, ROWS = DK / WARPS;
-    __shared__ float key[DK], query[DK], parts[2][WARPS][32];
+    __shared__ float key[DK], query[DK], decay[CHANNEL ? DK : 1], parts[2][WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = warp * ROWS;
     const int column = blockIdx.x * 32 + lane, head = blockIdx.y, index = blockIdx.z;
     const ChunkedSegment segment = p.segments[index];
@@ -166,14 +162,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaPar
                 const size_t from = t * key_stride(p.x) + i;
                 key[i] = i < p.x.key_dim ? to_float(key_rows(p.x.k, p, at)[from]) : 0.f;
                 query[i] = i < p.x.key_dim ? to_float(key_rows(p.x.q, p, at)[from]) : 0.f;
+                if (CHANNEL) decay[i] = i < p.x.key_dim ? expf(p.x.log_decay[gate * p.x.key_dim + i]) : 1.f;
             }
             __syncthreads();
-            const float a = p.x.log_decay ? expf(p.x.log_decay[gate]) : 1.f, b = p.x.write ? p.x.write[gate] : 1.f;
+            const float a = !CHANNEL && p.x.log_decay ? expf(p.x.log_decay[gate]) : 1.f, b = p.x.write ? p.x.write[gate] : 1.f;
             const float v = inside ? to_float(value_rows(p.x.v, p, at)[value]) : 0.f;
             float held = 0.f, read = 0.f;
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                state[r] *= a;
+                state[r] *= CHANNEL ? decay[row0 + r] : a;
                 held += key[row0 + r] * state[r];
             }
             const float written = b * (v - over_warps(parts[0], held));

@@ -14,10 +14,14 @@
 //     G' = p_n G + scale Q^T diag(p) dO - Y^T F                     delta_states_bwd
 //     dV = X = M^T F, and from X, E, S, G, dO everything else       delta_gradients
 //
+// With a decay per channel (CHANNEL) the decays do not factor out of the products of keys. Then scan_delta_channel.cu
+// computes K K^T * D and Q K^T * D element by element, and diag(p) K, diag(s) K, diag(p) Q as tiles; the kernels here use
+// those with p = s = D = 1, and its second kernel turns the gradients of these products and tiles into the rest.
+//
 // Scratch is laid out in tiles, one per chunk and head, of widths rounded up to DK and DV.
 //
 // Compile-time: BF16, VEC, DK and DV (multiples of 32), VALUE_COLUMNS (columns of values at a time in delta_prepare and
-// delta_output), STAGES, STAGES_BWD and STAGES_GRADIENTS (pipeline depths), and
+// delta_output), CHANNEL, STAGES, STAGES_BWD and STAGES_GRADIENTS (pipeline depths), and
 // the *_BYTES of shared memory that each kernel gets.
 #pragma once
 #define WARPS_ACROSS 2
@@ -70,6 +74,19 @@ template <int ROWS, int N, int WIDTH>
 DEVICE void copy_scratch(real* tile, const real* x, const ChunkHead& at, int column) {
     copy_tile<ROWS, N>(tile, x + at.tile * ROWS * WIDTH + column, ROWS, WIDTH, N);
 }
+// Keys that read the state, keys that write it, and queries. Decays per channel are in them already.
+DEVICE void copy_reading_keys(real* tile, const DeltaParams& p, const ChunkHead& at) {
+    if constexpr (CHANNEL) copy_scratch<CHUNK, DK, DK>(tile, p.reading_keys, at, 0);
+    else copy_keys(tile, p.x.k, p, at);
+}
+DEVICE void copy_writing_keys(real* tile, const DeltaParams& p, const ChunkHead& at) {
+    if constexpr (CHANNEL) copy_scratch<CHUNK, DK, DK>(tile, p.writing_keys, at, 0);
+    else copy_keys(tile, p.x.k, p, at);
+}
+DEVICE void copy_queries(real* tile, const DeltaParams& p, const ChunkHead& at) {
+    if constexpr (CHANNEL) copy_scratch<CHUNK, DK, DK>(tile, p.reading_queries, at, 0);
+    else copy_keys(tile, p.x.q, p, at);
+}
 // Stores an accumulator to a scratch tile.
 template <int WIDTH, int ROWS, int N>
 DEVICE void store_scratch(real* x, Accumulator<ROWS, N>& c, const ChunkHead& at, int column) {
@@ -84,13 +101,18 @@ struct alignas(16) Factors {
 
 // c *= D on and below the diagonal, undefined above it; a no-op without decays.
 DEVICE void apply_decays(Accumulator<CHUNK, CHUNK>& c, const Factors& f, const DeltaParams& p) {
-    if (p.x.log_decay) c.each([&](int i, int j, float& x) { x *= decay_between(f.sums[j], f.sums[i]); });
+    if (!CHANNEL && p.x.log_decay) c.each([&](int i, int j, float& x) { x *= decay_between(f.sums[j], f.sums[i]); });
+}
+
+// Decay of row `i` of the state over the whole chunk.
+DEVICE float whole_decay(const Factors& f, const DeltaParams& p, const ChunkHead& at, int i) {
+    return CHANNEL ? p.whole[at.tile * DK + i] : f.p[CHUNK - 1];
 }
 
 // Computes the factors of a chunk and head, by the first warp.
 DEVICE void make_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) {
     const size_t first = size_t(at.chunk.row) * p.x.heads + at.head;
-    decay_sums(f.sums, p.x.log_decay ? p.x.log_decay + first : nullptr, at.chunk.rows, CHUNK, p.x.heads);
+    decay_sums(f.sums, !CHANNEL && p.x.log_decay ? p.x.log_decay + first : nullptr, at.chunk.rows, CHUNK, p.x.heads);
     __syncwarp();
     for (int t = threadIdx.x; t < CHUNK; t += 32) {
         const float write = p.x.write && t < at.chunk.rows ? p.x.write[first + size_t(t) * p.x.heads] : 1.f;
@@ -159,6 +181,25 @@ DEVICE void invert(float* inverse, float* system) {
     }
 }
 
+// tile[CHUNK][CHUNK] = factor(j) (Q K^T * D)_ij, zero above the diagonal. `q` and `k` are tiles.
+template <typename F>
+DEVICE void load_scores(real* tile, const real* q, const real* k, const Factors& f, const DeltaParams& p,
+                        const ChunkHead& at, F factor) {
+    if constexpr (CHANNEL) {
+        for_each_in_block<CHUNK * CHUNK>([&](int n) {
+            const int i = n / CHUNK, j = n % CHUNK;
+            const float x = j <= i ? factor(j) * p.scores[at.tile * CHUNK * CHUNK + n] : 0.f;
+            tile[i * SQUARE + j] = to_real(x);
+        });
+    } else {
+        Accumulator<CHUNK, CHUNK> scores = {};
+        scores.template add<DK, RowMajor, Transposed>(q, KEYS, k, KEYS);
+        apply_decays(scores, f, p);
+        scores.each([&](int i, int j, float& x) { x = j <= i ? factor(j) * x : 0.f; });
+        scores.store(tile, SQUARE);
+    }
+}
+
 struct PrepareShared {
     alignas(16) real k[tile_size(CHUNK, DK)];
     alignas(16) real values[tile_size(CHUNK, VALUE_COLUMNS)];
@@ -181,10 +222,17 @@ DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const ChunkHead& at
     for_each_in_block<sizeof(Factors) / 4>([&](int i) {
         p.factors[at.tile * (sizeof(Factors) / 4) + i] = reinterpret_cast<const float*>(&f)[i];
     });
-    Accumulator<CHUNK, CHUNK> overlaps = {};
-    overlaps.template add<DK, RowMajor, Transposed>(sh.k, KEYS, sh.k, KEYS);
-    apply_decays(overlaps, f, p);
-    overlaps.each([&](int i, int j, float x) { sh.system[i * SYSTEM + j] = j < i ? x * f.b[j] : 0.f; });
+    if constexpr (CHANNEL) {
+        for_each_in_block<CHUNK * CHUNK>([&](int n) {
+            const int i = n / CHUNK, j = n % CHUNK;
+            sh.system[i * SYSTEM + j] = j < i ? p.overlaps[at.tile * CHUNK * CHUNK + n] * f.b[j] : 0.f;
+        });
+    } else {
+        Accumulator<CHUNK, CHUNK> overlaps = {};
+        overlaps.template add<DK, RowMajor, Transposed>(sh.k, KEYS, sh.k, KEYS);
+        apply_decays(overlaps, f, p);
+        overlaps.each([&](int i, int j, float x) { sh.system[i * SYSTEM + j] = j < i ? x * f.b[j] : 0.f; });
+    }
     __syncthreads();
     invert(sh.inverse, sh.system);
     for_each_in_block<CHUNK * CHUNK / 4>([&](int n) {

@@ -6,8 +6,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare_bwd(const De
     extern __shared__ __align__(16) u8 memory[];
     PrepareShared& sh = *reinterpret_cast<PrepareShared*>(memory);
     const ChunkHead at = chunk_head(p);
-    copy_keys(sh.k, p.x.k, p, at);
-    copy_keys(sh.q, p.x.q, p, at);
+    copy_reading_keys(sh.k, p, at);
+    if (!CHANNEL) copy_keys(sh.q, p.x.q, p, at);
     copy_values<VALUE_COLUMNS>(sh.values, p.x.d_out, p, at, 0);
     copy_commit();
     prepare(sh, p, at);
@@ -15,12 +15,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare_bwd(const De
         const uint4* from = reinterpret_cast<const uint4*>(sh.m + n / (CHUNK / VECTOR) * SQUARE) + n % (CHUNK / VECTOR);
         reinterpret_cast<uint4*>(p.inverse + at.tile * CHUNK * CHUNK)[n] = *from;
     });
-    Accumulator<CHUNK, CHUNK> scores = {};
-    scores.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
-    apply_decays(scores, sh.factors, p);
-    scores.each([&](int i, int j, float& x) { x = j <= i ? p.x.scale * x : 0.f; });
     real* tile = reinterpret_cast<real*>(sh.system);
-    scores.store(tile, SQUARE);
+    load_scores(tile, sh.q, sh.k, sh.factors, p, at, [&](int) { return p.x.scale; });
     for (int column = 0; column < DV; column += VALUE_COLUMNS) {
         if (column > 0) {
             __syncthreads();
@@ -63,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
     auto prefetch = [&](int n) {
         const ChunkHead at = chunk(n);
         StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
-        copy_keys(stage.k, p.x.k, p, at);
-        copy_keys(stage.q, p.x.q, p, at);
+        copy_writing_keys(stage.k, p, at);
+        copy_queries(stage.q, p, at);
         copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
         copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.d_errors, p.d_errors, at, column0);
         copy_values<STATE_COLUMNS>(stage.d_out, p.x.d_out, p, at, column0);
@@ -97,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         d.each([](int, int, float& x) { x = -x; });
         d.store(sh.writes, COLUMNS);
         __syncthreads();
-        d_state.each([&](int, int, float& x) { x *= f.p[CHUNK - 1]; });
+        d_state.each([&](int i, int, float& x) { x *= whole_decay(f, p, at, i); });
         d_state.template add<CHUNK, Transposed, RowMajor>(stage.q, KEYS, sh.reads, COLUMNS);
         d_state.template add<CHUNK, Transposed, RowMajor>(stage.y, KEYS, sh.writes, COLUMNS);
         d_state.store(sh.d_state, COLUMNS);
@@ -156,7 +152,7 @@ DEVICE void add_slice(Sums& sums, GradientsShared& sh, const GradientsShared::St
         });
     }
     x.store_rows(value_rows(p.dv, p, at) + column, at.chunk.rows, value_stride(p.x), width);
-    if (p.dlog_decay) {
+    if (!CHANNEL && p.dlog_decay) {
         for_each_in_block<DK * STATE_COLUMNS / VECTOR>([&](int n) {
             const int here = n / (STATE_COLUMNS / VECTOR) * COLUMNS + n % (STATE_COLUMNS / VECTOR) * VECTOR;
             float s[VECTOR], g[VECTOR];
@@ -247,6 +243,20 @@ DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const ChunkH
     });
 }
 
+// Stores an accumulator to a scratch tile of rows of N floats.
+template <int N>
+DEVICE void store_floats(float* x, Accumulator<CHUNK, N>& c, const ChunkHead& at) {
+    c.each([&](int i, int j, float value) { x[(at.tile * CHUNK + i) * N + j] = value; });
+}
+// Stores the gradients of the decayed tiles and products for delta_channel_gradients.
+DEVICE void store_channel_gradients(Sums& sums, const DeltaParams& p, const ChunkHead& at) {
+    store_floats<DK>(p.d_reading_queries, sums.dq, at);
+    store_floats<DK>(p.d_writing_keys, sums.dk_end, at);
+    store_floats<DK>(p.d_reading_keys, sums.dk_start, at);
+    store_floats<CHUNK>(p.d_scores, sums.d_scores, at);
+    store_floats<CHUNK>(p.d_overlaps, sums.d_overlaps, at);
+}
+
 // Grid (chunks, heads): all gradients, from the states, E, G, M and F.
 extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
@@ -289,17 +299,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
     sums.d_scores.store(sh.d_scores, SQUARE);
     sums.d_overlaps.store(sh.d_overlaps, SQUARE);
     Accumulator<CHUNK, STATE_COLUMNS>::store_row_partials(sh.dwrite, sums.dwrite);
-    if (p.dlog_decay) decay_flows(sums, sh);
-    const float through = p.dlog_decay ? f.p[CHUNK - 1] * block_sum<THREADS / 32>(sums.through) : 0.f;
+    if (!CHANNEL && p.dlog_decay) decay_flows(sums, sh);
+    const float through = !CHANNEL && p.dlog_decay ? f.p[CHUNK - 1] * block_sum<THREADS / 32>(sums.through) : 0.f;
     const float dskip = p.dskip ? block_sum<THREADS / 32>(sums.dskip) : 0.f;
     __syncthreads();
-    if (p.dlog_decay && threadIdx.x < 32) store_decay_gradient(sh, p, at, through);
+    if (!CHANNEL && p.dlog_decay && threadIdx.x < 32) store_decay_gradient(sh, p, at, through);
     if (p.dskip && threadIdx.x == 0) p.dskip[at.tile] = dskip;
     if (p.dwrite && threadIdx.x < at.chunk.rows) {
         const int t = threadIdx.x;
         const float sum = Accumulator<CHUNK, STATE_COLUMNS>::finish_row_sum(sh.dwrite, t);
         p.dwrite[size_t(at.chunk.row + t) * p.x.heads + at.head] = sum / f.b[t];
     }
+    if constexpr (CHANNEL) return store_channel_gradients(sums, p, at);
     sums.dq.template add<CHUNK, RowMajor, RowMajor>(sh.d_scores, SQUARE, sh.k, KEYS);
     store_keys(p.dq, p.dq_parts, p, at, sums.dq);
     Accumulator<CHUNK, DK>& dk = sums.dk_end;

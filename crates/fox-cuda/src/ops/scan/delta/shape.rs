@@ -8,6 +8,11 @@ use crate::{Error, Result};
 pub(crate) const CHUNK: usize = 64;
 /// State columns per block of `delta_states`.
 pub(crate) const STATE_COLUMNS: usize = 32;
+/// Channels per block of `delta_channel_gradients`.
+pub(crate) const CHANNEL_SLAB: usize = 32;
+/// Its shared memory in bytes: queries, keys, prefix sums in two floats, flows; both products; sums.
+pub(crate) const CHANNEL_BYTES: usize =
+    4 * (5 * CHUNK * (CHANNEL_SLAB + 1) + 2 * CHUNK * CHUNK + CHANNEL_SLAB) + 64;
 /// Maximum width of keys.
 const MAX_KEY_DIM: usize = 256;
 /// Bytes of `Factors` in `scan_delta.cuh`.
@@ -26,6 +31,8 @@ pub(crate) enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeltaShape {
     bf16: bool,
+    /// Whether decays are per channel.
+    pub(crate) channel: bool,
     /// Elements per access.
     vec: usize,
     /// Widths of keys and values, rounded up.
@@ -40,7 +47,13 @@ pub(crate) struct DeltaShape {
 impl DeltaShape {
     /// The variant for these head widths on a GPU with `limit` bytes of shared memory per block; an error if the kernels
     /// of the pass do not fit.
-    pub(crate) fn new(spec: &ScanSpec, bf16: bool, limit: usize, pass: Pass) -> Result<Self> {
+    pub(crate) fn new(
+        spec: &ScanSpec,
+        channel: bool,
+        bf16: bool,
+        limit: usize,
+        pass: Pass,
+    ) -> Result<Self> {
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
         let limit = limit - STATIC_BYTES;
         // Few sizes, few compilations.
@@ -48,6 +61,7 @@ impl DeltaShape {
         let dv = rounded(value_dim);
         let mut shape = DeltaShape {
             bf16,
+            channel,
             vec: if key_dim.is_multiple_of(8) && value_dim.is_multiple_of(8) { 8 } else { 1 },
             dk: rounded(key_dim),
             dv,
@@ -88,6 +102,8 @@ impl DeltaShape {
     pub(crate) fn defines(self) -> Vec<String> {
         let numbers = [
             ("BF16", usize::from(self.bf16)),
+            ("CHANNEL", usize::from(self.channel)),
+            ("CHANNEL_BYTES", CHANNEL_BYTES),
             ("VEC", self.vec),
             ("DK", self.dk),
             ("DV", self.dv),
@@ -171,10 +187,13 @@ impl DeltaShape {
 
 /// Typical shapes, for compilation checks.
 pub(super) fn typical() -> Vec<DeltaShape> {
-    let of = |(bf16, key_dim, value_dim)| {
-        DeltaShape::new(&one_head(key_dim, value_dim), bf16, 227 * 1024, Pass::Backward).ok()
+    let of = |(channel, bf16, key_dim, value_dim)| {
+        let spec = one_head(key_dim, value_dim);
+        DeltaShape::new(&spec, channel, bf16, 227 * 1024, Pass::Backward).ok()
     };
-    [(true, 128, 128), (true, 5, 3), (false, 5, 3)].into_iter().filter_map(of).collect()
+    let plain = [(false, true, 128, 128), (false, true, 5, 3), (false, false, 5, 3)];
+    let channel = [(true, true, 128, 128), (true, false, 5, 3)];
+    plain.into_iter().chain(channel).filter_map(of).collect()
 }
 
 fn one_head(key_dim: usize, value_dim: usize) -> ScanSpec {
@@ -198,7 +217,8 @@ mod tests {
 
     #[test]
     fn published_head_dims_have_occupancy_two_on_hopper() {
-        let shape = DeltaShape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
+        let shape =
+            DeltaShape::new(&one_head(128, 128), false, true, HOPPER, Pass::Backward).unwrap();
         assert_eq!((shape.dk, shape.dv, shape.value_columns, shape.vec), (128, 128, 128, 8));
         assert!(2 * shape.prepare_bwd() <= HOPPER && 2 * shape.output() <= HOPPER);
         assert_eq!((shape.stages, shape.stages_bwd, shape.stages_gradients), (3, 3, 2));
@@ -206,7 +226,9 @@ mod tests {
 
     #[test]
     fn oversized_heads_are_rejected() {
-        let of = |key_dim, limit, pass| DeltaShape::new(&one_head(key_dim, 128), true, limit, pass);
+        let of = |key_dim, limit, pass| {
+            DeltaShape::new(&one_head(key_dim, 128), false, true, limit, pass)
+        };
         assert!(of(128, SMALL, Pass::Forward).is_ok());
         assert!(of(128, SMALL, Pass::Backward).is_err());
         assert!(of(64, SMALL, Pass::Backward).is_ok());
