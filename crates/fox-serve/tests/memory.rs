@@ -126,6 +126,8 @@ fn answer_beyond_the_budget_is_413() {
         body["max_tokens"] = body.get("max_tokens").cloned().unwrap_or(json!(1));
         if stream {
             let ended = || server.engine.stats().finished + server.engine.stats().cancelled;
+            let is_idle = || server.engine.stats().running + server.engine.stats().queued == 0;
+            wait_for("earlier requests end", is_idle);
             let before = ended();
             let kind = [("content-type", "application/json")];
             let path = ("POST", "/v1/completions");
