@@ -22,7 +22,7 @@ const MAX_SOURCE: usize = 64 << 10;
 const MAX_DEPTH: usize = 64;
 /// Lengths and numbers of items in a schema: the compiler unrolls some of them.
 const MAX_COUNT: u64 = 4096;
-/// States of a lexer, at about 2 KiB each.
+/// States of a lexer, at 1 to 2 KiB each.
 const MAX_LEXER_STATES: usize = 8192;
 /// Stack of the thread that compiles.
 const STACK_BYTES: usize = 64 << 20;

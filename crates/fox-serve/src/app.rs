@@ -23,8 +23,9 @@ const SMALL_BODY: usize = 64 << 10;
 /// Bodies that are parsed at a time.
 const SMALL_PARSERS: usize = 4;
 const LARGE_PARSERS: usize = 1;
-/// Grammars that are compiled at a time.
+/// Grammars that are compiled at a time, and that are in use at a time.
 const COMPILERS: usize = 1;
+const MAX_GRAMMARS: usize = 32;
 
 /// A model with its engine and tokenizer.
 #[derive(Clone, Debug)]
@@ -58,6 +59,8 @@ pub(crate) struct App {
     /// Made for the first request with a grammar.
     pub grammars: OnceLock<std::result::Result<GrammarCompiler, GrammarError>>,
     pub compilers: Arc<Semaphore>,
+    /// Permits of requests with a grammar; further ones wait.
+    pub grammar_limit: Arc<Semaphore>,
     small_parsers: Arc<Semaphore>,
     large_parsers: Arc<Semaphore>,
     /// An inspection takes all cores: one at a time.
@@ -89,6 +92,7 @@ impl App {
             inspecting: Arc::new(Semaphore::new(1)),
             grammars: OnceLock::new(),
             compilers: Arc::new(Semaphore::new(COMPILERS)),
+            grammar_limit: Arc::new(Semaphore::new(MAX_GRAMMARS)),
             small_parsers: Arc::new(Semaphore::new(SMALL_PARSERS)),
             large_parsers: Arc::new(Semaphore::new(LARGE_PARSERS)),
             names: TokenNames::new(&tokenizer, config.vocab_size),

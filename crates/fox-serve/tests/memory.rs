@@ -125,12 +125,14 @@ fn answer_beyond_the_budget_is_413() {
         body["stream"] = json!(stream);
         body["max_tokens"] = body.get("max_tokens").cloned().unwrap_or(json!(1));
         if stream {
+            let ended = || server.engine.stats().finished + server.engine.stats().cancelled;
+            let is_idle = || server.engine.stats().running + server.engine.stats().queued == 0;
+            wait_for("earlier requests end", is_idle);
+            let before = ended();
             let kind = [("content-type", "application/json")];
             let path = ("POST", "/v1/completions");
-            let before = server.engine.stats().generated_tokens;
             let open = open(server.address, path, &kind, body.to_string().as_bytes()).unwrap();
-            wait_for("the answer begins", || server.engine.stats().generated_tokens > before);
-            wait_for("the budget is used up", || server.engine.stats().running == 0);
+            wait_for("the budget is used up", || ended() > before);
             let reply = open.finish().unwrap().text();
             assert!(reply.contains("memory_limit_exceeded"), "{}", &reply[reply.len() - 300..]);
         } else {

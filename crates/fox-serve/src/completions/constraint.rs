@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fox_infer::{Grammar, GrammarCompiler, GrammarSpec};
-use hyper::StatusCode;
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::text_runtime::Worker;
 
-/// Time limit for compiling a grammar, and for waiting until it is compiled.
+/// Time limit for compiling a grammar.
 const COMPILE_TIME: Duration = Duration::from_secs(10);
 /// Bytes of a schema that is given as a text.
 const MAX_SCHEMA_TEXT: usize = 64 << 10;
@@ -22,6 +22,12 @@ const MAX_SCHEMA_TEXT: usize = 64 << 10;
 pub(crate) struct Constraint {
     pub field: &'static str,
     pub spec: GrammarSpec,
+}
+
+/// A compiled grammar, and the permit that limits their number: each has a lexer of up to [`Grammar::MAX_BYTES`].
+pub(crate) struct LimitedGrammar {
+    pub grammar: Grammar,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Constraint {
@@ -61,14 +67,11 @@ impl Constraint {
     /// Compiles the grammar on a separate thread, one at a time.
     ///
     /// # Errors
-    /// 400 for a grammar that is invalid, too large or too slow to compile, 429 when others are in front for too long.
-    pub async fn compile(self, app: &Arc<App>) -> ApiResult<Grammar> {
+    /// 400 for a grammar that is invalid, too large or too slow to compile, 504 when others are in front for too long.
+    pub async fn compile(self, app: &Arc<App>) -> ApiResult<LimitedGrammar> {
         let Constraint { field, spec } = self;
-        let permit = tokio::time::timeout(COMPILE_TIME, app.compilers.clone().acquire_owned());
-        let Ok(Ok(permit)) = permit.await else {
-            let message = "other grammars are being compiled; try again later";
-            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message));
-        };
+        let limit = acquire(app, &app.grammar_limit).await?;
+        let permit = acquire(app, &app.compilers).await?;
         let shared = app.clone();
         let compile = Worker::blocking(move || {
             let refused =
@@ -83,7 +86,7 @@ impl Constraint {
             grammar
         });
         match tokio::time::timeout(COMPILE_TIME, compile).await {
-            Ok(grammar) => grammar?,
+            Ok(grammar) => Ok(LimitedGrammar { grammar: grammar??, _permit: limit }),
             Err(_) => {
                 let seconds = COMPILE_TIME.as_secs();
                 let message =
@@ -91,6 +94,14 @@ impl Constraint {
                 Err(ApiError::invalid(field, message))
             }
         }
+    }
+}
+
+async fn acquire(app: &App, permits: &Arc<Semaphore>) -> ApiResult<OwnedSemaphorePermit> {
+    let limit = app.options.request_time;
+    match tokio::time::timeout(limit, permits.clone().acquire_owned()).await {
+        Ok(permit) => permit.map_err(|error| ApiError::internal(error.to_string())),
+        Err(_) => Err(ApiError::late(limit)),
     }
 }
 

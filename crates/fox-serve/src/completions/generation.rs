@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use fox_infer::{Event, Grammar, Refusal, Request, Sampling, ScoredToken, Ticket};
+use fox_infer::{Event, Refusal, Request, Sampling, ScoredToken, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
 use super::Prompt;
 use super::choice::{Choice, Delta, Entry, Finish, PromptEcho};
+use super::constraint::LimitedGrammar;
 use super::request::CompletionRequest;
 use super::wire::Usage;
 use crate::app::App;
@@ -34,7 +35,7 @@ type ChoiceEvent = (usize, ApiResult<Event>);
 pub(crate) struct Generation {
     app: Arc<App>,
     request: CompletionRequest,
-    grammar: Option<Grammar>,
+    grammar: Option<LimitedGrammar>,
     /// One per prompt.
     echoes: Vec<PromptEcho>,
     choices: Vec<Choice>,
@@ -67,7 +68,7 @@ impl Generation {
     pub fn start(
         app: Arc<App>,
         request: CompletionRequest,
-        grammar: Option<Grammar>,
+        grammar: Option<LimitedGrammar>,
     ) -> ApiResult<Generation> {
         let (sender, events) = unbounded_channel();
         let count = request.prompts.len() * request.best_of;
@@ -91,9 +92,6 @@ impl Generation {
             request,
             grammar,
         };
-        if generation.grammar.is_some() {
-            generation.lease.grow(Grammar::MAX_BYTES)?;
-        }
         let end_ids = generation.end_ids();
         for at in 0..generation.request.prompts.len() {
             let first = at * generation.request.best_of;
@@ -155,7 +153,7 @@ impl Generation {
             logit_bias: request.logit_bias.clone(),
             top_logprobs: request.logprobs.max(prompt_logprobs).unwrap_or(0),
             echo,
-            grammar: self.grammar.clone(),
+            grammar: self.grammar.as_ref().map(|limited| limited.grammar.clone()),
         }
     }
 
