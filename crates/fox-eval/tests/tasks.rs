@@ -476,9 +476,7 @@ fn examples_are_found_and_not_asked() {
     assert_eq!(load(1, Some(1)).unwrap().1[0]["goal"], "two");
     let said = load(3, None).unwrap_err();
     assert!(
-        said.ends_with(
-            "piqa.jsonl has too few rows for 3 examples and a question; ask for fewer with --shots"
-        ),
+        said.ends_with("piqa.jsonl has too few rows for 3 examples and a question; ask for fewer"),
         "{said}"
     );
     write("piqa.train.jsonl", &["four"]);
@@ -486,9 +484,7 @@ fn examples_are_found_and_not_asked() {
     assert_eq!((spec.examples.as_str(), rows.len()), ("Question: four\nAnswer: a\n\n", 3));
     let said = load(2, None).unwrap_err();
     assert!(
-        said.ends_with(
-            "piqa.train.jsonl has too few rows for 2 examples; ask for fewer with --shots"
-        ),
+        said.ends_with("piqa.train.jsonl has too few rows for 2 examples; ask for fewer"),
         "{said}"
     );
 }

@@ -318,7 +318,7 @@ fn mistakes_suggest_nearest_name() {
 fn rejects_recipe_without_sizes() {
     let missing = |key: &str| {
         format!(
-            "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or begin with a checkpoint (--init)"
+            "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or start from a checkpoint (training.init)"
         )
     };
     assert_eq!(message("published", &[]), format!("published: {}", missing("hidden_size")));

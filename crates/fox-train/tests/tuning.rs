@@ -220,7 +220,9 @@ fn distillation_keeps_model_close_to_teacher() {
     assert!(held < 1e-3 * free && held < half && half < free, "{held} {half} {free}");
     let error = recipe::load(&bench.recipe, &strings(&["training.distill=0.5"])).unwrap_err();
     assert!(
-        error.to_string().ends_with("needs a teacher; give the checkpoint to begin with by --init")
+        error
+            .to_string()
+            .ends_with("needs a teacher; name the checkpoint to start from in training.init")
     );
 }
 
