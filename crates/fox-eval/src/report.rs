@@ -370,7 +370,9 @@ fn text_lists(rows: &[Vec<String>]) -> String {
     let names = head.iter().skip(1).map(|name| width(name)).max().unwrap_or(0);
     let mut text = String::new();
     for row in rows {
-        text += &format!("{}\n", row.first().map_or("", String::as_str));
+        let (kind, name) = (head.first(), row.first());
+        let first = [kind, name].into_iter().flatten().map(String::as_str).collect::<Vec<_>>();
+        text += &format!("{}\n", first.join(" ").trim());
         for (name, cell) in head.iter().zip(row).skip(1) {
             text += format!("  {name:<names$}  {cell}").trim_end();
             text.push('\n');
@@ -464,7 +466,7 @@ mod tests {
         assert!(table.lines().count() > 2 && table.contains("(1.4603..1.5088)"), "{table}");
         let (x, y) = ("x".repeat(50), "y".repeat(50));
         let lists = text_table(&[row(&[&x, &y, "z"]), row(&["1", "2", "3"])]);
-        assert_eq!(lists, format!("1\n  {y}  2\n  {:<50}  3\n", "z"));
+        assert_eq!(lists, format!("{x} 1\n  {y}  2\n  {:<50}  3\n", "z"));
         // Names and values stay in their line.
         let path = "p".repeat(90);
         assert_eq!(text_table(&[row(&["folder", &path])]), format!("folder  {path}\n"));

@@ -19,6 +19,8 @@ pub(super) struct Axis {
     high: f64,
     from: f64,
     to: f64,
+    /// Distance of linear ticks, for an axis that ends at them.
+    tick_step: Option<f64>,
 }
 
 impl Axis {
@@ -39,7 +41,7 @@ impl Axis {
                 Scale::Log2 | Scale::Log10 => (low / 2.0, high * 2.0),
             };
         }
-        Axis { scale, low, high, from: 0.0, to: 1.0 }
+        Axis { scale, low, high, from: 0.0, to: 1.0, tick_step: None }
     }
 
     /// Widens the axis so that it ends at ticks: of a linear axis with the steps that widen it least, of a logarithmic
@@ -51,12 +53,12 @@ impl Axis {
                     let step = self.step(wanted);
                     // An end that is a tick but for rounding stays.
                     let low = (self.low / step + 1e-6).floor() * step;
-                    (low, (self.high / step - 1e-6).ceil() * step)
+                    (low, (self.high / step - 1e-6).ceil() * step, step)
                 };
                 let all = (4..=6).map(ends);
-                let width = |ends: &(f64, f64)| ends.1 - ends.0;
-                if let Some(ends) = all.min_by(|a, b| width(a).total_cmp(&width(b))) {
-                    (self.low, self.high) = ends;
+                let width = |ends: &(f64, f64, f64)| ends.1 - ends.0;
+                if let Some((low, high, step)) = all.min_by(|a, b| width(a).total_cmp(&width(b))) {
+                    (self.low, self.high, self.tick_step) = (low, high, Some(step));
                 }
             }
             Scale::Log2 | Scale::Log10 => {
@@ -130,7 +132,7 @@ impl Axis {
     }
 
     fn linear_ticks(&self, wanted: usize) -> Vec<(f64, String)> {
-        let step = self.step(wanted);
+        let step = self.tick_step.unwrap_or_else(|| self.step(wanted));
         let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
         let first = (self.low / step - 1e-6).ceil() as i64;
         (first..)
@@ -220,6 +222,8 @@ mod tests {
         for (low, high, scale) in [
             (1.31, 1.52, Scale::Linear),
             (-0.1, 0.17, Scale::Linear),
+            (1.44, 2.76, Scale::Linear),
+            (-1.45, 1.2, Scale::Linear),
             (34.0, 980.0, Scale::Log2),
             (0.02, 7.0, Scale::Log10),
         ] {

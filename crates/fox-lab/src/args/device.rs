@@ -13,23 +13,22 @@ use crate::{Scheduler, output, signals};
 
 /// Where to compute.
 #[derive(Args)]
-#[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
     /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    #[arg(long, help_heading = "Device", value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
     /// Number of the GPU; 0 by default, and one for each process of `fox launch`
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Device", value_name = "N")]
     gpu: Option<usize>,
     /// Precision of a GPU: bf16 activations and products, or f32 throughout; bf16 by default, f32 where results are
     /// compared with a reference
-    #[arg(long, value_enum)]
+    #[arg(long, help_heading = "Device", value_enum)]
     precision: Option<PrecisionName>,
     /// Threads for the CPU; all cores by default
-    #[arg(long, value_name = "N", value_parser = parse_threads)]
+    #[arg(long, help_heading = "Device", value_name = "N", value_parser = parse_threads)]
     threads: Option<usize>,
     /// Instruction set for the CPU: avx512, avx2, neon or portable; the best it has by default
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, help_heading = "Device", value_name = "NAME")]
     simd: Option<String>,
 }
 

@@ -24,33 +24,31 @@ const UNKNOWN_FREE: usize = 2 << 30;
 
 /// Options of an engine.
 #[derive(Args)]
-#[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Eviction from the KV cache: off, safe (keys with provably at most e^-10 of any later softmax), or the natural
     /// log of another fraction, e.g. -7
-    #[arg(long, value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
+    #[arg(long, help_heading = "Engine", value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
           allow_negative_numbers = true)]
     pub eviction: Eviction,
     /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
-    #[arg(long, value_name = "GIB")]
+    #[arg(long, help_heading = "Engine", value_name = "GIB")]
     pub cache: Option<f64>,
     /// Tokens of a prefill chunk; without it, 64 on a CPU and 2048 elsewhere
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = "Engine", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
 }
 
 /// Model and engine options of the commands that generate.
 #[derive(Args)]
-#[command(next_help_heading = "Engine")]
 pub struct GenerationArgs {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, help_heading = "Engine", value_name = "NAME")]
     tokenizer: Option<String>,
     /// Format of the weights
-    #[arg(long, value_enum, default_value_t = Weights::F32)]
+    #[arg(long, help_heading = "Engine", value_enum, default_value_t = Weights::F32)]
     weights: Weights,
     /// Fetch a model that is named ORG/NAME from Hugging Face, unless it is in its cache
-    #[arg(long)]
+    #[arg(long, help_heading = "Engine")]
     download: bool,
     #[command(flatten)]
     engine: EngineArgs,

@@ -64,6 +64,7 @@ mod tests {
             ("lr=1", "optimizer.peak_lr"),
             ("training.lr=1", "optimizer.peak_lr"),
             ("tokens=1000", "training.tokens"),
+            ("data.batch=2", "training.batch"),
             ("epochs=2", "data.epochs"),
         ] {
             assert!(said(set).contains(&format!("did you mean `{full}`?")), "{}", said(set));
