@@ -1,8 +1,8 @@
 """Attention sinks: a key for each head whose logit is given and which has no value.
 
 The sink changes only the denominator of the softmax: with `lse` the log of the denominators without it, outputs are
-multiplied by `sigmoid(lse - sink)` and the log becomes `logaddexp(lse, sink)`. The backward kernels compute probabilities
-from logits and these logs, so they need nothing but the new outputs and logs.
+multiplied by `sigmoid(lse - sink)` and the log becomes `logaddexp(lse, sink)`. The backward kernels compute
+probabilities from logits and these logs, so they need nothing but the new outputs and logs.
 """
 
 from __future__ import annotations

@@ -184,7 +184,8 @@ def check(**tensors):
     first, where = given[0][0], given[0][1].device
     for name, x in given:
         if x.dtype not in _TYPES:
-            raise ValueError(f"{name} is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16, or float64 for all")
+            kind = str(x.dtype).removeprefix("torch.")
+            raise ValueError(f"{name} is {kind}; use float32, bfloat16 or float16, or float64 for all")
         if x.device != where:
             raise ValueError(f"{name} is on {x.device}, but {first} on {where}; move one of them")
 

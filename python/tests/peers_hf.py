@@ -3,9 +3,20 @@
 import unittest
 
 from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester
+from transformers.models.auto import modeling_auto
 from transformers.testing_utils import require_torch
 
 import foxlm.hf as hf
+
+# The harness chooses labels by the names of the library's own classes.
+for kind, name in (
+    ("MODEL", "FoxModel"),
+    ("MODEL_FOR_CAUSAL_LM", "FoxForCausalLM"),
+    ("MODEL_FOR_SEQUENCE_CLASSIFICATION", "FoxForSequenceClassification"),
+    ("MODEL_FOR_TOKEN_CLASSIFICATION", "FoxForTokenClassification"),
+    ("MODEL_FOR_QUESTION_ANSWERING", "FoxForQuestionAnswering"),
+):
+    getattr(modeling_auto, f"{kind}_MAPPING_NAMES")[hf.FoxConfig.model_type] = name
 
 
 class LlamaLikeTester(CausalLMModelTester):

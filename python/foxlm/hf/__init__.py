@@ -1,10 +1,10 @@
-"""FoX as a Hugging Face model. Importing this registers it with `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and the
-classes of the heads:
+"""FoX as a Hugging Face model. Importing this registers it with `AutoConfig`, `AutoModel`, `AutoModelForCausalLM` and
+the classes of the heads:
 
 - `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and
   Transformer, LLaMA and Pro;
-- `forgetting_transformer`: checkpoints of flash-linear-attention. Where that library has registered its own classes they
-  stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint.
+- `forgetting_transformer`: checkpoints of flash-linear-attention. Where that library has registered its own classes
+  they stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint.
 """
 
 from transformers import (

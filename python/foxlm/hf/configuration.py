@@ -29,7 +29,7 @@ class FoxConfig(PretrainedConfig):
 
     model_type = "forgetting_transformer-project_fox"
     keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
+    attribute_map = {"num_attention_heads": "num_heads"}
     layout = "official"
     positions_by_default = False
     gates_by_default = "full"
@@ -154,7 +154,8 @@ class FoxConfig(PretrainedConfig):
         elif init not in ("published", "spread"):
             raise ValueError(f'gate_init is {init!r}; use "published", "spread" or [shortest, longest] in tokens')
         if init != "published" and self.fgate_type != "full":
-            raise ValueError(f'gate_init is {init!r}, but fgate_type is "{self.fgate_type}"; it applies to "full" gates')
+            gates = f'fgate_type is "{self.fgate_type}"; it applies to "full" gates'
+            raise ValueError(f"gate_init is {init!r}, but {gates}")
 
     @property
     def decay_times(self):
@@ -169,6 +170,15 @@ class FoxConfig(PretrainedConfig):
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The library's name of `kv_heads`."""
+        return self.kv_heads
+
+    @num_key_value_heads.setter
+    def num_key_value_heads(self, heads):
+        self.num_kv_heads = heads
 
     @property
     def mlp_width(self) -> int:

@@ -23,6 +23,12 @@ class FoxForQuestionAnswering(GenericForQuestionAnswering, FoxPreTrainedModel):
 
     base_model_prefix = "model"
 
+    def get_input_embeddings(self):
+        return self.model.embeddings
+
+    def set_input_embeddings(self, value):
+        self.model.embeddings = value
+
 
 def _for(config, name, head):
     return type(head)(f"{name}{head.__name__.removeprefix('Fox')}", (head,), {"config_class": config})

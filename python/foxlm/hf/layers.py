@@ -179,7 +179,12 @@ class FoxAttention(nn.Module):
             # Packed sequences are in one row.
             q, k, v = (y.flatten(0, 1)[None] for y in (q, k, v))
             log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
-        o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
+        if weights is not None:
+            # From the weights themselves, so that gradients flow through them.
+            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(config.num_heads // config.kv_heads, 2)
+            o = torch.einsum("bhij,bjhd->bihd", weights, v.to(weights.dtype))
+        else:
+            o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
         o = o.reshape(*x.shape[:2], -1)
         if config.use_output_norm:
             o = self.output_norm(o)

@@ -24,6 +24,7 @@ class FoxPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["FoxBlock"]
     _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embeddings"
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -218,7 +219,8 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         logits_to_keep=0,
         **kwargs,
     ):
-        """As the model without a head; `logits_to_keep` are the last positions, or indices, whose logits are returned."""
+        """As the model without a head; `logits_to_keep` is how many last positions, or which, have their logits
+        returned."""
         # Not an argument by name: `Trainer` would take it for a label that every batch must have.
         shift_labels, items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         out = self.model(

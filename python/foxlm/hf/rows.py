@@ -48,7 +48,8 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
         ends = _ends(cu_seqlens, batch, time) if cu_seqlens is not None else _changes(seq_idx, 0, batch, time)
     elif explicit and past == 0 and rows.shared["seq_start"] is None and time > 0:
         if compiling and attention_mask is None:
-            raise ValueError("position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens")
+            words = "position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens"
+            raise ValueError(words)
         ends = None if compiling else _changes(position_ids, 1, batch, time)
         ends = None if ends is not None and len(ends) == batch + 1 else ends
     if ends is not None:

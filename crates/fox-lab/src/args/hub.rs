@@ -98,6 +98,7 @@ pub fn cache() -> Option<PathBuf> {
 mod download {
     use std::env;
     use std::io::{IsTerminal, stderr};
+    use std::path::PathBuf;
 
     use anyhow::{Context, Result, bail};
     use hf_hub::api::sync::ApiBuilder;
@@ -155,7 +156,7 @@ mod download {
         let weights: Vec<&str> = plain.clone().filter(|name| is_weights(name)).collect();
         if weights.is_empty() {
             if plain.clone().any(|name| name.starts_with("pytorch_model")) {
-                bail!("{}", fox_model::Error::PickledWeights { dir: id.into() });
+                return Err(fox_model::Error::PickledWeights { dir: PathBuf::from(&id) }.into());
             }
             bail!("{id} has no model.safetensors; choose another model");
         }
