@@ -58,7 +58,7 @@ class Server:
         return urllib.request.urlopen(request, timeout=600).read()
 
     def load(self, requests, tokens, **fields):
-        """Tokens per second of concurrent requests, processor seconds per token, and the longest `/health` meanwhile."""
+        """Tokens per second of concurrent requests, processor seconds per token, the longest `/health` meanwhile."""
         body = {"prompt": "the fox", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
         threads = [threading.Thread(target=self.complete, args=(body,)) for _ in range(requests)]
         start, used = time.monotonic(), self.processor_seconds()

@@ -1,8 +1,8 @@
 """Rewrites Rust sources so that mutants of cargo-mutants are selected at run time.
 
-A mutant N becomes a branch on `crate::fox_mutant(N)`: a replaced function body an early return, an operator an `if` with
-both expressions, a deleted match arm a guard. Nested mutants are written into both branches. The comments `/*N<*/` and
-`/*>N*/` around each one attribute compiler errors to mutants.
+A mutant N becomes a branch on `crate::fox_mutant(N)`: a replaced function body an early return, an operator an `if`
+with both expressions, a deleted match arm a guard. Nested mutants are written into both branches. The comments
+`/*N<*/` and `/*>N*/` around each one attribute compiler errors to mutants.
 """
 
 import re
@@ -12,7 +12,8 @@ import tree_sitter_rust
 
 PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_rust.language()))
 # Nothing here can be decided at run time.
-CONSTANT = {"const_item", "static_item", "const_block", "enum_variant", "array_type", "const_parameter", "attribute_item"}
+CONSTANT = {"const_item", "static_item", "const_block", "enum_variant", "array_type", "const_parameter",
+            "attribute_item"}
 
 SWITCH = """
 #[doc(hidden)]

@@ -11,7 +11,7 @@ use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
     read_rows, result_on_file, run_task, with_shots,
 };
-use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_model::{ForwardOptions, Model, ModelConfig};
 use fox_tensor::{Device, Segments, Tape};
 use serde_json::json;
 
@@ -180,21 +180,13 @@ fn figures_follow_from_the_likelihoods() {
 }
 
 #[test]
-fn progress_and_pruning_reach_the_forward_pass() {
-    let (mut model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
-    assert!(model.init_decay_times(DecayTime { min: 20.0, max: 40.0 }).unwrap());
-    let spec = find("piqa", None).unwrap();
-    let mut data = questions();
-    data[0]["goal"] = json!("boil water slowly ".repeat(30));
-    let log_probs = |pruning| {
-        let (options, mut seen) = (TaskOptions { pruning, ..TaskOptions::default() }, Vec::new());
-        let (_, samples) =
-            run_task(&subject(&model), &tokenizer, &spec, &data, &options, |x| seen.push(x))
-                .unwrap();
-        assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
-        samples[0]["log_probs"].clone()
-    };
-    assert_ne!(log_probs(Pruning::Off), log_probs(Pruning::Tolerance(-0.01)));
+fn progress_ends_at_one() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let (spec, options) = (find("piqa", None).unwrap(), TaskOptions::default());
+    let mut seen = Vec::new();
+    run_task(&subject(&model), &tokenizer, &spec, &questions(), &options, |x| seen.push(x))
+        .unwrap();
+    assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
 }
 
 #[test]
@@ -476,9 +468,7 @@ fn examples_are_found_and_not_asked() {
     assert_eq!(load(1, Some(1)).unwrap().1[0]["goal"], "two");
     let said = load(3, None).unwrap_err();
     assert!(
-        said.ends_with(
-            "piqa.jsonl has too few rows for 3 examples and a question; ask for fewer with --shots"
-        ),
+        said.ends_with("piqa.jsonl has too few rows for 3 examples and a question; ask for fewer"),
         "{said}"
     );
     write("piqa.train.jsonl", &["four"]);
@@ -486,9 +476,7 @@ fn examples_are_found_and_not_asked() {
     assert_eq!((spec.examples.as_str(), rows.len()), ("Question: four\nAnswer: a\n\n", 3));
     let said = load(2, None).unwrap_err();
     assert!(
-        said.ends_with(
-            "piqa.train.jsonl has too few rows for 2 examples; ask for fewer with --shots"
-        ),
+        said.ends_with("piqa.train.jsonl has too few rows for 2 examples; ask for fewer"),
         "{said}"
     );
 }

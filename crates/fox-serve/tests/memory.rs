@@ -127,7 +127,9 @@ fn answer_beyond_the_budget_is_413() {
         if stream {
             let kind = [("content-type", "application/json")];
             let path = ("POST", "/v1/completions");
+            let before = server.engine.stats().generated_tokens;
             let open = open(server.address, path, &kind, body.to_string().as_bytes()).unwrap();
+            wait_for("the answer begins", || server.engine.stats().generated_tokens > before);
             wait_for("the budget is used up", || server.engine.stats().running == 0);
             let reply = open.finish().unwrap().text();
             assert!(reply.contains("memory_limit_exceeded"), "{}", &reply[reply.len() - 300..]);

@@ -124,7 +124,9 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
     wrong.push(PagedSpec { thresholds: Some(vec![0.0; 3].into()), ..spec.clone() });
     let stick = AttentionWeights::StickBreaking;
     wrong.push(PagedSpec { weights: stick, sinks: Some(sinks), ..spec.clone() });
-    for segments in [last(1, 3, 70)?, last(0, 3, 69)?, last(0, 3, 71)?, last(usize::MAX, 1, 70)?] {
+    for segments in
+        [last(1, 3, 70)?, last(0, 3, 69)?, last(0, 3, 71)?, last(usize::MAX - 1, 1, 70)?]
+    {
         wrong.push(PagedSpec { segments, ..spec.clone() });
     }
     for spec in wrong {
