@@ -465,8 +465,11 @@ mod tests {
         assert!(table.lines().all(|line| line.chars().count() <= COLUMNS), "{table}");
         assert!(table.lines().count() > 2 && table.contains("(1.4603..1.5088)"), "{table}");
         let (x, y) = ("x".repeat(50), "y".repeat(50));
-        let lists = text_table(&[row(&[&x, &y, "z"]), row(&["1", "2", "3"])]);
-        assert_eq!(lists, format!("{x} 1\n  {y}  2\n  {:<50}  3\n", "z"));
+        let turned = text_table(&[row(&[&x, &y, "z"]), row(&["1", "2", "3"])]);
+        assert_eq!(turned, format!("{x}  1\n{y}  2\n{:<50}  3\n", "z"));
+        let w = "w".repeat(30);
+        let lists = text_table(&[row(&[&x, &y, "z"]), row(&[&w, &w, &w])]);
+        assert_eq!(lists, format!("{x} {w}\n  {y}  {w}\n  {:<50}  {w}\n", "z"));
         // Names and values stay in their line.
         let path = "p".repeat(90);
         assert_eq!(text_table(&[row(&["folder", &path])]), format!("folder  {path}\n"));
