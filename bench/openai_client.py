@@ -82,11 +82,11 @@ def tools(client, model, args):
     call = answer.choices[0].message.tool_calls[0]
     assert call.function.name == "note" and answer.choices[0].finish_reason == "tool_calls"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
-    text = ""
-    with client.responses.stream(model=model, input=args.prompt, max_output_tokens=20) as events:
-        for event in events:
-            text += event.delta if event.type == "response.output_text.delta" else ""
-        assert events.get_final_response().output_text == text
+    text, final = "", None
+    for event in client.responses.create(model=model, input=args.prompt, max_output_tokens=20, stream=True):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+        final = event.response if event.type in ("response.completed", "response.incomplete") else None
+    assert final.output_text == text and final.usage.output_tokens <= 20
     other = anthropic.Anthropic(base_url=args.url, api_key=os.environ.get("FOX_API_KEY", "none"))
     message = other.messages.create(
         model=model, max_tokens=1000, messages=[{"role": "user", "content": args.prompt}],

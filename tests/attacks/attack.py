@@ -262,7 +262,7 @@ ATTACKS = {
     slow_readers: 300,
     health_under_load: 200,
     broken_requests: 50,
-    hostile_grammars: 500,
+    hostile_grammars: 150,
 }
 
 
