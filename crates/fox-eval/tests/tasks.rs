@@ -74,7 +74,7 @@ fn greedy_in_slots_equals_op_by_op() {
             |n: usize| (0..[3, 61, 64, 30][n % 4]).map(|i| ((i * i + 7 * n) % 64) as u32).collect();
         let prompts: Vec<Vec<u32>> = (0..10).map(prompt).collect();
         let ending = Ending { max_tokens: 20, ids: vec![5], min_tokens: 2 };
-        let enough = |said: &[u32]| Ok(said.len() == 12 && said[0] % 2 == 0);
+        let enough = |said: &[u32]| Ok(said.len() == 12 && said[0].is_multiple_of(2));
         let mut decoder = model.token_decoder(ForwardOptions::default());
         assert_eq!(decoder.reserve(84).unwrap(), if name == "mamba2" { 1 } else { 8 });
         let got = greedy(&subject(&model), &mut decoder, &prompts, &ending, enough).unwrap();

@@ -256,7 +256,8 @@ impl UpdateOps for Cuda {
         let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
         let params = AdamWAll { entries: table.address().into(), count: entries.len() };
         // SAFETY: the tables name the tensors of this call with their lengths.
-        Ok(unsafe { self.launch_chunks("adamw", chunks, params)? })
+        unsafe { self.launch_chunks("adamw", chunks, params)? };
+        Ok(())
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
@@ -297,6 +298,7 @@ impl UpdateOps for Cuda {
         let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
         let params = BlendAll { entries: table.address().into(), count: entries.len() };
         // SAFETY: the tables name the tensors of this call with their lengths.
-        Ok(unsafe { self.launch_chunks("blend", chunks, params)? })
+        unsafe { self.launch_chunks("blend", chunks, params)? };
+        Ok(())
     }
 }

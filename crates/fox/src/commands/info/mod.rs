@@ -17,10 +17,10 @@ use crate::{hints, output};
 /// Memory, in single precision, for B sequences of T tokens, P parameters, L
 /// blocks of width D:
 ///
-///   training: weights 4P + gradients 4P + AdamW moments 8P
-///   + activations 4BT(La + 3D), where a is the number of values a block keeps
-///   per token for the backward pass; with blocks recomputed in the backward
-///   pass, activations are 4BT(2LD + a + 3D).
+///   training: weights 4P + gradients 4P + AdamW moments 8P + activations
+///   4BT(La + 3D), where a is the number of values a block keeps per token
+///   for the backward pass; with blocks recomputed in the backward pass,
+///   activations are 4BT(2LD + a + 3D).
 ///
 ///   decoding: weights 4P + cache 4LB(Tc + s), where c = 2 H_kv d + H values
 ///   per token (keys, values, log gates) and s = the last raw keys and values

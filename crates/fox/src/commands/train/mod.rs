@@ -388,7 +388,7 @@ fn default_out(name: &str) -> PathBuf {
 /// A number of tokens: `3000000`, `3_000_000` or `3e6`.
 fn parse_tokens(text: &str) -> Result<u64> {
     match text.replace('_', "").parse::<f64>() {
-        Ok(x) if x >= 1.0 && x <= 1e18 && x.fract() == 0.0 => Ok(x as u64),
+        Ok(x) if (1.0..=1e18).contains(&x) && x.fract() == 0.0 => Ok(x as u64),
         _ => bail!("a whole number of tokens, at least 1, e.g. 3000000 or 3e6"),
     }
 }
