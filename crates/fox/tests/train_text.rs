@@ -90,7 +90,6 @@ fn longer_text_replaces_too_short_one() {
     assert!(dir.path().join("runs/hens/summary.json").is_file());
 }
 
-/// The bits of an extended run do not depend on whether it was interrupted.
 #[test]
 fn finished_run_is_extended_with_more_tokens() {
     let dir = tempfile::tempdir().unwrap();
