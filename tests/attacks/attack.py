@@ -27,6 +27,9 @@ MIB = 1 << 20
 class Server:
     """A `fox serve` of a small random model on a free port."""
 
+    # Seconds that a small request may take beside one attack.
+    patience = 5.0
+
     def __init__(self, fox, *flags):
         self.folder = tempfile.TemporaryDirectory()
         model = Path(self.folder.name) / "model"
@@ -165,7 +168,7 @@ def large_prompts_and_small_ones(server):
         start = time.monotonic()
         server.check_alive()
         worst = max(worst, time.monotonic() - start)
-    assert worst < 5.0, f"a small request took {worst:.1f} s"
+    assert worst < server.patience, f"a small request took {worst:.1f} s"
 
 
 def slow_readers(server):
@@ -197,7 +200,7 @@ def health_under_load(server):
         time.sleep(0.01)
     for answer in answers:
         expect(answer, 200)
-    assert worst < 1.0, f"/health took {worst:.2f} s"
+    assert worst < server.patience / 5, f"/health took {worst:.2f} s"
 
 
 def broken_requests(server):
@@ -262,7 +265,7 @@ ATTACKS = {
     slow_readers: 300,
     health_under_load: 200,
     broken_requests: 50,
-    hostile_grammars: 150,
+    hostile_grammars: 500,
 }
 
 
@@ -283,6 +286,8 @@ def run(server, attack, limit):
 def soak(server, seconds):
     """Mixes attacks, two at a time, with normal requests; the answers of these must stay the same."""
     end = time.monotonic() + seconds
+    # Attacks queue behind each other here: answers and memory are asserted, and the longest waits printed.
+    server.patience = 300.0
     body = {"prompt": "the fox", "max_tokens": 20, "temperature": 0, "logprobs": 3}
     wanted = json.loads(server.post("/v1/completions", body)[1])["choices"]
     failures, counts = [], {}
