@@ -26,7 +26,7 @@ pub(super) const METHODS: [(&str, Method); 4] = [
 pub(super) fn continuation(model: &Model, dump: &Dump, method: Method) -> Result<Vec<i32>> {
     let prompt = |b: usize| dump.input_ids[b * dump.time..][..PROMPT].to_vec();
     let mut sequences: Vec<Vec<i32>> = (0..dump.batch).map(prompt).collect();
-    let mut cache = model.new_cache(dump.sequences.len(), 1)?;
+    let mut cache = model.new_cache(dump.batch, 1)?;
     while sequences[0].len() < dump.greedy_len {
         let logits = match method {
             Method::Full => last_logits(model, &sequences)?,
@@ -80,7 +80,7 @@ pub(super) fn cached_logits(
     chunk: usize,
 ) -> Result<(Vec<f64>, Vec<f32>)> {
     let device = model.device();
-    let mut cache = model.new_cache(dump.batch, 1)?;
+    let mut cache = model.new_cache(dump.sequences.len(), 1)?;
     let vocab = model.config().vocab_size;
     let (mut got, mut want) = (Vec::new(), Vec::new());
     loop {

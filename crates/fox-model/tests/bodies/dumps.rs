@@ -52,6 +52,9 @@ macro_rules! prove_dumps {
     hf_qwen2
     hf_qwen3
     hgrn2
+    kda
+    kda_bounded
+    kda_gva_neg
     mamba2
     samba
     stick_breaking_gates
