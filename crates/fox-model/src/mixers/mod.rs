@@ -44,5 +44,5 @@ pub use mixer::{
     SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};
-use scan::xavier_bound;
 pub use scan::{ScanShape, saved_states, scan};
+use scan::{head_norm, write_strength, xavier_bound};

@@ -1,7 +1,7 @@
 //! Shared code of mixers that are linear recurrences.
 
 use fox_cache::RecurrentState;
-use fox_tensor::{Result, ScanSpec, ScanVars, Tape, Var};
+use fox_tensor::{Activation, HeadSpec, Result, ScanSpec, ScanVars, Tape, Var};
 
 /// Tokens of a chunk of a linear recurrence.
 const CHUNK: usize = 64;
@@ -23,6 +23,37 @@ pub fn scan(
         state.stage_scan(after.value().clone());
     }
     Ok(out)
+}
+
+/// Strengths of the delta rule's writes `[R, H]`: `sigmoid(x W^T)`, or twice that with negative eigenvalues.
+pub(super) fn write_strength(
+    tape: &mut Tape<'_>,
+    x: &Var,
+    weight: &Var,
+    negative_eigenvalues: bool,
+) -> Result<Var> {
+    let z = tape.linear(x, weight, None)?;
+    let most = if negative_eigenvalues { 2.0 } else { 1.0 };
+    let most = Var::constant(tape.device().full(z.value().shape(), most)?);
+    tape.gated_norm(&most, None, Some(&z), 1, 0.0, Activation::Sigmoid)
+}
+
+/// `rms(o)` of every head of a scan's output `[R, H * dv]`, with a weight `[dv]` that the heads share.
+pub(super) fn head_norm(
+    tape: &mut Tape<'_>,
+    o: &Var,
+    weight: &Var,
+    scan: &ScanSpec,
+    norm_eps: f32,
+) -> Result<Var> {
+    let spec = HeadSpec {
+        heads: scan.heads,
+        head_dim: scan.value_dim,
+        norm_eps,
+        rope: None,
+        segments: scan.segments.clone(),
+    };
+    tape.prepare_heads(o, None, None, Some(weight), &spec)
 }
 
 /// A linear recurrence, for counting the products of its chunkwise form.

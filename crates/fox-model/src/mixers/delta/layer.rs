@@ -8,14 +8,13 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{
-    Activation, HeadSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var,
-};
+use fox_tensor::{Activation, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
 
 use super::DeltaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan, xavier_bound,
+    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm, saved_states, scan,
+    write_strength, xavier_bound,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -125,7 +124,7 @@ impl Mixer for DeltaLayer {
             branch.conv.forward(tape, &raw, context, state.as_deref_mut())
         };
         let (q, k, v) = (branch(tape, &self.q)?, branch(tape, &self.k)?, branch(tape, &self.v)?);
-        let write = self.write(tape, x, context)?;
+        let write = write_strength(tape, x, &var(self.b_proj), self.options.negative_eigenvalues)?;
         let log_decay = match &self.decay {
             None => None,
             Some(decay) => {
@@ -152,7 +151,8 @@ impl Mixer for DeltaLayer {
             skip: None,
         };
         let o = scan(tape, &vars, &spec, state)?;
-        let y = self.gate_output(tape, x, &o, context)?;
+        let y = head_norm(tape, &o, &var(self.output_norm), &spec, self.norm_eps)?;
+        let y = self.gate_output(tape, x, y, context)?;
         Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
     }
 
@@ -169,31 +169,14 @@ impl Mixer for DeltaLayer {
 }
 
 impl DeltaLayer {
-    /// Strengths of the writes `[R, H]`: `sigmoid(x Wb^T)`, or twice that.
-    fn write(&self, tape: &mut Tape<'_>, x: &Var, context: &MixerContext<'_>) -> Result<Var> {
-        let z = tape.linear(x, &context.params.var(self.b_proj), None)?;
-        let most = if self.options.negative_eigenvalues { 2.0 } else { 1.0 };
-        let most = Var::constant(tape.device().full(z.value().shape(), most)?);
-        tape.gated_norm(&most, None, Some(&z), 1, 0.0, Activation::Sigmoid)
-    }
-
-    /// `rms(o)` per head with weights of all heads, and the gate.
+    /// The norm `y` of the output times the gate, if there is one.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,
         x: &Var,
-        o: &Var,
+        y: Var,
         context: &MixerContext<'_>,
     ) -> Result<Var> {
-        let spec = HeadSpec {
-            heads: self.options.value_heads,
-            head_dim: self.options.value_dim,
-            norm_eps: self.norm_eps,
-            rope: None,
-            segments: context.segments.clone(),
-        };
-        let norm = context.params.var(self.output_norm);
-        let y = tape.prepare_heads(o, None, None, Some(&norm), &spec)?;
         match self.output_gate {
             None => Ok(y),
             Some(id) => {

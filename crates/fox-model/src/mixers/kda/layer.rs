@@ -9,14 +9,14 @@
 
 use fox_cache::LayerState;
 use fox_tensor::{
-    Activation, ConvSpec, HeadSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape,
-    Var,
+    Activation, ConvSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var,
 };
 
 use super::KdaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan,
+    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm, saved_states, scan,
+    write_strength,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -132,7 +132,7 @@ impl Mixer for KdaLayer {
         };
         let [q, k, v] = &self.branches;
         let (q, k, v) = (branch(tape, q)?, branch(tape, k)?, branch(tape, v)?);
-        let write = self.write(tape, x, context)?;
+        let write = write_strength(tape, x, &var(self.b_proj), self.options.negative_eigenvalues)?;
         let z = tape.linear(x, &var(self.f_proj[0]), None)?;
         let z = tape.linear(&z, &var(self.f_proj[1]), None)?;
         let bound = self.options.decay_bound.map(|bound| bound as f32);
@@ -155,7 +155,8 @@ impl Mixer for KdaLayer {
             skip: None,
         };
         let o = scan(tape, &vars, &spec, state)?;
-        let y = self.gate_output(tape, x, &o, context)?;
+        let y = head_norm(tape, &o, &var(self.output_norm), &spec, self.norm_eps)?;
+        let y = self.gate_output(tape, x, y, context)?;
         Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
     }
 
@@ -186,31 +187,15 @@ fn activate(
 }
 
 impl KdaLayer {
-    /// Strengths of the writes `[R, H]`: `sigmoid(x Wb^T)`, or twice that.
-    fn write(&self, tape: &mut Tape<'_>, x: &Var, context: &MixerContext<'_>) -> Result<Var> {
-        let z = tape.linear(x, &context.params.var(self.b_proj), None)?;
-        let most = if self.options.negative_eigenvalues { 2.0 } else { 1.0 };
-        let most = Var::constant(tape.device().full(z.value().shape(), most)?);
-        tape.gated_norm(&most, None, Some(&z), 1, 0.0, Activation::Sigmoid)
-    }
-
-    /// `rms(o)` per head with weights of all heads, and the gate.
+    /// The norm `y` of the output times the gate.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,
         x: &Var,
-        o: &Var,
+        y: Var,
         context: &MixerContext<'_>,
     ) -> Result<Var> {
-        let spec = HeadSpec {
-            heads: self.options.value_heads,
-            head_dim: self.options.value_dim,
-            norm_eps: self.norm_eps,
-            rope: None,
-            segments: context.segments.clone(),
-        };
         let var = |id: ParamId| context.params.var(id);
-        let y = tape.prepare_heads(o, None, None, Some(&var(self.output_norm)), &spec)?;
         let z = tape.linear(x, &var(self.g_proj[0]), None)?;
         let z = tape.linear(&z, &var(self.g_proj[1]), Some(&var(self.g_bias)))?;
         tape.gated_norm(&y, None, Some(&z), 1, 0.0, Activation::Sigmoid)
