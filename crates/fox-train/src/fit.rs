@@ -90,7 +90,7 @@ impl Recipe {
         let longest_is = format!("the longest held-out document has {longest} tokens");
         if longest < SHORTEST {
             self.evaluation.sequences = 0;
-            self.notices.push(format!("there is no evaluation: {longest_is}"));
+            self.notices.push(format!("the evaluation is left out: {longest_is}"));
             return;
         }
         let length = 1 << longest.ilog2();

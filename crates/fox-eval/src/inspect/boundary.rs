@@ -146,7 +146,7 @@ pub struct HeadBoundary {
     pub head: usize,
     /// Mean log gate by distance, from the span's first token on.
     pub log_gates: Vec<f64>,
-    /// Mean log gate where there is no boundary.
+    /// Mean log gate away from boundaries.
     pub elsewhere: f64,
     /// Mean decay over the span of a boundary: the weight that earlier keys keep.
     pub kept: f64,

@@ -130,7 +130,7 @@ mod download {
         if variable("HF_HUB_OFFLINE").is_some_and(|value| value != "0") {
             bail!("HF_HUB_OFFLINE is set, and {id} is not in the cache; unset it to download");
         }
-        let cache = super::cache().context("there is no home folder; set HF_HOME")?;
+        let cache = super::cache().context("the home folder is unknown; set HF_HOME")?;
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let cache = Cache::new(cache);
