@@ -50,7 +50,7 @@ fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 7] {
     ]
 }
 
-/// Encoders have a format of their own.
+/// Only the format of encoders can express it.
 fn both_ways(mixer: &ForgettingConfig) -> (bool, &'static str) {
     (mixer.mask == Mask::Bidirectional, "bidirectional attention")
 }
