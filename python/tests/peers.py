@@ -170,6 +170,18 @@ class Plugin:
         if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "in_blocks"):
             module.naive_recurrent_kda, module.in_blocks = in_blocks(module.naive_recurrent_kda), True
 
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        made = yield
+        if item.name.startswith("test_op[") and call.when == "call" and call.excinfo is not None:
+            from peers_published import judge
+
+            frame = next(entry.frame for entry in call.excinfo.traceback if entry.name == "test_op")
+            right, words = judge(frame.f_locals)
+            if right:
+                made.get_result().outcome = "reference wrong"
+            self.reasons[suite_of(item.nodeid)][f"{item.name}: {words}"] += 1
+
     def pytest_runtest_logreport(self, report):
         suite, name = suite_of(report.nodeid), report.nodeid.split("::")[-1]
         # Reports on subtests are not cases.
@@ -183,10 +195,10 @@ class Plugin:
                 self.reasons[suite][str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")] += 1
 
     def table(self):
-        print("\n| suite | cases | pass | fail | skipped by the suite | not expressible | not run |")
-        print("|---" * 7 + "|")
+        kinds = ("passed", "failed", "reference wrong", "skipped", "not expressible", "not run")
+        print(f"\n| suite | cases | {' | '.join(kinds)} |\n" + "|---" * (2 + len(kinds)) + "|")
         for suite, counts in sorted(self.results.items()):
-            shown = [counts[name] for name in ("passed", "failed", "skipped", "not expressible", "not run")]
+            shown = [counts[kind] for kind in kinds]
             print(f"| {suite} | {sum(shown)} | " + " | ".join(map(str, shown)) + " |")
         for suite, reasons in sorted(self.reasons.items()):
             for reason, count in reasons.most_common(40):
