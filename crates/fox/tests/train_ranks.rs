@@ -129,6 +129,58 @@ fn resumes_on_other_world_size_after_lost_rank() {
     assert!(result(&out) == result(&whole));
 }
 
+/// The process of a rank that `fox launch` started.
+#[cfg(target_os = "linux")]
+fn process_of_rank(launch: &Child, rank: usize) -> Option<u32> {
+    let (parent, variable) = (format!("PPid:\t{}\n", launch.id()), format!("RANK={rank}"));
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let environment = std::fs::read(entry.path().join("environ")).ok()?;
+        let is_rank = environment.split(|&b| b == 0).any(|v| v == variable.as_bytes());
+        (status.contains(&parent) && is_rank).then(|| entry.file_name().to_str()?.parse().ok())?
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn launch_restarts_after_lost_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let whole = dir.path().join("whole");
+    assert_success(&run(&recipe, &whole, &[&["--device", "cpu"][..], &TREE].concat()));
+    let out = dir.path().join("torn");
+    let launched = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(["launch", "--ranks", "4", "--restarts", "3", "--min-ranks", "2", "--", "train"])
+        .arg(&recipe)
+        .arg("--out")
+        .arg(&out)
+        .args(["--device", "cpu"])
+        .args(TREE)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for lost in [2, 1] {
+        let known = checkpoints(&out).pop();
+        wait_until("they train", || checkpoints(&out).pop() > known);
+        let process = process_of_rank(&launched, lost).unwrap().to_string();
+        assert!(Command::new("kill").args(["-9", &process]).status().unwrap().success());
+        let gone = Path::new("/proc").join(process);
+        wait_until("the rank is gone", || !gone.exists());
+    }
+    let output = launched.wait_with_output().unwrap();
+    assert_success(&output);
+    let said = stderr(&output);
+    for restart in ["restart 1 of 3 with 2 processes", "restart 2 of 3 with 2 processes"] {
+        assert!(said.contains(restart), "{said}");
+    }
+    assert!(result(&out) == result(&whole));
+    let refused = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(["launch", "--ranks", "2", "--min-ranks", "1", "--", "train", "tiny-fox-pro"])
+        .output()
+        .unwrap();
+    assert!(stderr(&refused).contains("--min-ranks needs --restarts"), "{}", stderr(&refused));
+}
+
 #[test]
 fn every_rank_reports_invalid_division() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 ///
 /// Each process computes the gradient of its rows of every batch and updates the parameters it owns. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
-/// their sequences instead of the batch. Processes of `eval loss` share the documents. torchrun, mpirun and srun do the same over several machines: start
-/// `fox train` under them without `fox launch`.
+/// their sequences instead of the batch. Processes of `eval loss` share the documents.
+///
+/// When a process is lost, all end; with --restarts they start again and the run resumes at its newest checkpoint, to
+/// the bits of an undisturbed run. torchrun, mpirun and srun do the same over several machines: start `fox train` under
+/// them without `fox launch`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of processes
@@ -30,6 +33,12 @@ pub struct Args {
     /// Number of processes, each with one GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: Option<u16>,
+    /// Start all processes again when one is lost, at most N times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
+    /// Halve the number of processes at every restart, down to N; the same bits need training.reduction=tree
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    min_ranks: Option<u16>,
     /// The command, after `--`: train RECIPE ... or eval loss MODEL ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -49,41 +58,66 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = signals::on_stop(|| {
         output::note("\nwaiting until all processes have stopped; once more to stop at once");
     })?;
-    let mut ranks = start(args)?;
-    let mut first: Option<(usize, ExitStatus, Instant)> = None;
-    loop {
-        let mut running = 0;
-        for (rank, child) in ranks.0.iter_mut().enumerate() {
-            match child.try_wait().context("cannot wait for a process")? {
-                None => running += 1,
-                Some(status) if !status.success() && first.is_none() => {
-                    first = Some((rank, status, Instant::now()));
-                }
-                Some(_) => {}
-            }
-        }
-        if running == 0 {
-            break;
-        }
-        if first.is_some_and(|(_, _, when)| when.elapsed() > GRACE) {
-            ranks.kill();
-        }
-        if stop.load(Ordering::Relaxed) && first.is_none() {
-            ranks.stop();
-        }
-        sleep(LOOK_EVERY);
+    let secret = match Secret::from_env()? {
+        given if given.is_set() => given,
+        _ => Secret::random()?,
+    };
+    let mut count = args.gpus.or(args.ranks).unwrap_or(1);
+    if args.min_ranks.is_some() && args.restarts == 0 {
+        bail!("--min-ranks needs --restarts N, the number of restarts");
     }
-    match first {
-        None => Ok(ExitCode::SUCCESS),
-        Some((_, status, _)) if status.code() == Some(130) => Ok(ExitCode::from(130)),
-        Some((rank, status, _)) => bail!("rank {rank} ended first, with {status}"),
+    if args.min_ranks.is_some_and(|least| least > count) {
+        bail!("--min-ranks is larger than the number of processes, {count}");
     }
+    for restart in 1.. {
+        let mut ranks = start(args, count, &secret)?;
+        let Some((rank, status)) = ranks.wait(&stop)? else { return Ok(ExitCode::SUCCESS) };
+        if status.code() == Some(130) {
+            return Ok(ExitCode::from(130));
+        }
+        if restart > args.restarts || stop.load(Ordering::Relaxed) {
+            bail!("rank {rank} ended first, with {status}");
+        }
+        count = args.min_ranks.map_or(count, |least| (count / 2).max(least));
+        output::note(&format!(
+            "rank {rank} ended first, with {status}; restart {restart} of {} with {count} processes",
+            args.restarts
+        ));
+    }
+    unreachable!("the loop ends when no restart is left")
 }
 
 /// The processes; they do not outlive this one.
 struct Ranks(Vec<Child>);
 
 impl Ranks {
+    /// Waits until all have ended: the first that failed, if any.
+    fn wait(&mut self, stop: &AtomicBool) -> Result<Option<(usize, ExitStatus)>> {
+        let mut first: Option<(usize, ExitStatus, Instant)> = None;
+        loop {
+            let mut running = 0;
+            for (rank, child) in self.0.iter_mut().enumerate() {
+                match child.try_wait().context("cannot wait for a process")? {
+                    None => running += 1,
+                    Some(status) if !status.success() && first.is_none() => {
+                        first = Some((rank, status, Instant::now()));
+                    }
+                    Some(_) => {}
+                }
+            }
+            if running == 0 {
+                return Ok(first.map(|(rank, status, _)| (rank, status)));
+            }
+            if first.is_some_and(|(_, _, when)| when.elapsed() > GRACE) {
+                self.kill();
+            }
+            if stop.load(Ordering::Relaxed) && first.is_none() {
+                self.stop();
+            }
+            sleep(LOOK_EVERY);
+        }
+    }
+
     fn kill(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();
@@ -104,14 +138,9 @@ impl Drop for Ranks {
     }
 }
 
-fn start(args: &Args) -> Result<Ranks> {
-    let secret = match Secret::from_env()? {
-        given if given.is_set() => given,
-        _ => Secret::random()?,
-    };
+fn start(args: &Args, count: u16, secret: &Secret) -> Result<Ranks> {
     let port = fox_dist::free_port().context("cannot find a free port")?;
     let mut ranks = Ranks(Vec::new());
-    let count = args.gpus.or(args.ranks).unwrap_or(1);
     // Without it a machine that lacks a GPU or a driver would compute on its CPU.
     let device: &[&str] = if args.gpus.is_some() { &["--device", "cuda"] } else { &[] };
     let shares_gpu = args.command.iter().any(|word| word == "--gpu" || word.starts_with("--gpu="));
