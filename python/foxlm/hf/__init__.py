@@ -4,13 +4,15 @@ the classes of the heads:
 - `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and
   Transformer, LLaMA and Pro;
 - `forgetting_transformer`: checkpoints of flash-linear-attention. Where that library has registered its own classes
-  they stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint.
+  they stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint;
+- `fox_encoder`: encoders of fox, with `AutoModelForMaskedLM`.
 """
 
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -19,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .cache import FoxCache
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
+from .encoder import FoxEncoderConfig, FoxEncoderModel, FoxForMaskedLM
 from .heads import (
     FLA_HEADS,
     HEADS,
@@ -53,13 +56,19 @@ def _register(config, model, *heads):
 _register(FoxConfig, FoxModel, FoxForCausalLM, *HEADS)
 _register(FoxTransformerConfig, FoxTransformerModel, FoxTransformerForCausalLM, *TRANSFORMER_HEADS)
 _register(FlaFoxConfig, FlaFoxModel, FlaFoxForCausalLM, *FLA_HEADS)
+AutoConfig.register(FoxEncoderConfig.model_type, FoxEncoderConfig, exist_ok=True)
+AutoModel.register(FoxEncoderConfig, FoxEncoderModel, exist_ok=True)
+AutoModelForMaskedLM.register(FoxEncoderConfig, FoxForMaskedLM, exist_ok=True)
 
 __all__ = [
     "FlaFoxConfig",
     "FlaFoxForCausalLM",
     "FoxCache",
     "FoxConfig",
+    "FoxEncoderConfig",
+    "FoxEncoderModel",
     "FoxForCausalLM",
+    "FoxForMaskedLM",
     "FoxForQuestionAnswering",
     "FoxForSequenceClassification",
     "FoxForTokenClassification",
