@@ -141,10 +141,10 @@ def test_masks_with_holes_remove_tokens(name):
     assert weights[:, seen][:, :, ~seen].abs().max() == 0
     torch.testing.assert_close(weights[:, seen].sum(-1), torch.ones(weights.shape[0], 5))
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    right = torch.tensor([[1] * 7 + [0] * 3, [1] * 10])
-    out = model.generate(ids, attention_mask=right, **options)
-    # With rotary positions `generate` itself counts the padding.
-    assert model.config.use_rope or torch.equal(out[0, 10:], model.generate(ids[:1, :7], **options)[0, 7:])
+    for given in (torch.tensor([[1] * 7 + [0] * 3, [1] * 10]), mask):
+        out, kept = model.generate(ids, attention_mask=given, **options), given[0].bool()
+        assert torch.equal(out[0, 10:], model.generate(ids[:1, kept], **options)[0, kept.sum() :])
+        assert torch.equal(out[1:], model.generate(ids[1:], **options))
 
 
 def test_rejects_unsupported_arguments():
@@ -167,6 +167,13 @@ def test_rejects_unsupported_arguments():
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 6]), use_cache=True)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2, 5\] for input of shape \[1, 6\]"):
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 5]))
+
+
+def test_continuous_batching_is_refused():
+    model = load("fox_pro").eval()
+    for call in (model.generate_batch, model.init_continuous_batching, model.continuous_batching_context_manager):
+        with pytest.raises(NotImplementedError, match="FoxForCausalLM has no continuous batching here"):
+            call([[1, 2, 3]])
 
 
 @pytest.mark.parametrize("name", ["fox_pro", "fox_pro_rope", "fla_fox"])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from transformers import PretrainedConfig
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+
+# The style of a weight that all ranks hold, whose gradients are added up.
+_SUMMED = "replicated_with_grad_allreduce"
 
 
 class FoxConfig(PretrainedConfig):
@@ -187,6 +191,31 @@ class FoxConfig(PretrainedConfig):
             return self.intermediate_size
         ratio = 4 if self.hidden_ratio is None else self.hidden_ratio
         return 256 * -(-int(self.hidden_size * ratio * 2 / 3) // 256)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How the library shards the matrices over GPUs: by heads. Where norms or gate biases of all heads are one
+        tensor, outputs are gathered, and every GPU computes the attention of all heads."""
+        shared = self.qk_norm_share_param_across_head and _SUMMED in ALL_PARALLEL_STYLES
+        norms = self.use_output_norm or (self.qk_norm and not shared)
+        by_head = self.fgate_type in ("full", "none") and not norms
+        into, out = ("colwise", "rowwise") if by_head else ("colwise_rep", "rowwise_rep")
+        fla = self.layout == "fla"
+        names = ["q_proj"]
+        for name, shifted in (("k_proj", self.use_k_shift), ("v_proj", self.use_v_shift)):
+            names += [f"{name}.linear", f"{name}.shift_proj"] if shifted else [name]
+        names += [("f_proj" if fla else "fgate_proj")] if self.fgate_type == "full" else []
+        names += [("g_proj" if fla else "ogate_proj")] if self.use_output_gate else []
+        plan = {f"layers.*.attn.{name}": into for name in names} | {"layers.*.attn.o_proj": out}
+        if by_head and self.qk_norm:
+            plan |= {"layers.*.attn.q_norm": _SUMMED, "layers.*.attn.k_norm": _SUMMED}
+        if fla:
+            wide, narrow = {"gate_proj": "colwise", "up_proj": "colwise"}, "rowwise"
+        elif "packed_colwise" in ALL_PARALLEL_STYLES:
+            wide, narrow = {"gate_proj": "packed_colwise"}, "rowwise"
+        else:
+            wide, narrow = {"gate_proj": "colwise_rep"}, "rowwise_rep"
+        return plan | {f"layers.*.mlp.{name}": style for name, style in (wide | {"down_proj": narrow}).items()}
 
     @classmethod
     def llama(cls, **fields):

@@ -38,7 +38,6 @@ class ShiftLinear(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width, bias=False)
         self.shift_proj = nn.Linear(width, heads, bias=False)
-        self.heads = heads
 
 
 def rotate(x, positions, base: float):
@@ -108,9 +107,10 @@ class FoxAttention(nn.Module):
         before = torch.cat((first, raw[:, :-1]), 1)
         if fresh is not None:
             before = before.masked_fill(fresh[..., None], 0)
-        before = before.unflatten(-1, (proj.heads, -1))
-        share = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
-        shifted = share * before + (1 - share) * raw.unflatten(-1, (proj.heads, -1))
+        # With tensor parallelism there are the heads of this rank alone.
+        ratio = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
+        before, now = (y.unflatten(-1, (ratio.shape[-2], -1)) for y in (before, raw))
+        shifted = ratio * before + (1 - ratio) * now
         return shifted.flatten(-2), raw
 
     def _log_gates(self, x):
@@ -181,7 +181,7 @@ class FoxAttention(nn.Module):
             log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
         if weights is not None:
             # From the weights themselves, so that gradients flow through them.
-            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(config.num_heads // config.kv_heads, 2)
+            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(q.shape[2] // v.shape[2], 2)
             o = torch.einsum("bhij,bjhd->bihd", weights, v.to(weights.dtype))
         else:
             o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
