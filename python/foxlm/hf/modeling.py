@@ -229,9 +229,11 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
     generate_batch = continuous_batching_context_manager = init_continuous_batching
 
     def get_output_embeddings(self):
+        """The output projection."""
         return self.lm_head
 
     def set_output_embeddings(self, value):
+        """Replaces the output projection."""
         self.lm_head = value
 
     def forward(
