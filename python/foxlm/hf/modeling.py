@@ -129,15 +129,12 @@ class FoxModel(FoxPreTrainedModel):
             cache = None
         wanted = config.output_attentions if output_attentions is None else output_attentions
         hidden, attentions = [h], []
-        h = rows.arrange(h)
         for layer in self.layers:
             with _checkpointed(layer, cache):
                 h, weights = layer(h, **rows.shared, past_key_values=cache, output_attentions=wanted)
             hidden.append(rows.restore(h))
             attentions.append(weights)
         h = rows.restore(self.norm(h))
-        if wanted and rows.order is not None:
-            attentions = [_in_order(weights, rows) for weights in attentions]
         kept = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         out = BaseModelOutputWithPast(
             last_hidden_state=h,
@@ -184,13 +181,6 @@ def _packing(cu_seqlens, kwargs):
         raise ValueError("cu_seqlens, cu_seq_lens_q and cu_seq_lens_k differ; queries and keys are the same tokens")
     seq_idx = kwargs.pop("seq_idx", None)
     return (given[0], None) if given else (None, seq_idx)
-
-
-def _in_order(weights, rows):
-    """Attention weights of moved tokens in the caller's order."""
-    back = rows.order.argsort(1)
-    weights = weights.gather(2, rows.place[:, None, :, None].expand(weights.shape))
-    return weights.gather(3, back[:, None, None].expand(weights.shape))
 
 
 class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
