@@ -4,7 +4,8 @@ the classes of the heads:
 - `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and
   Transformer, LLaMA and Pro;
 - `forgetting_transformer`: checkpoints of flash-linear-attention. Where that library has registered its own classes
-  they stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint.
+  they stay, and `FlaFoxForCausalLM.from_pretrained` reads such a checkpoint;
+- `fox_encoder`: encoders of fox, with `AutoModelForMaskedLM`.
 """
 
 from .._extras import require
@@ -16,6 +17,7 @@ from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -24,6 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 
 from .cache import FoxCache  # noqa: E402
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig  # noqa: E402
+from .encoder import FoxEncoderConfig, FoxEncoderModel, FoxForMaskedLM  # noqa: E402
 from .heads import (  # noqa: E402
     FlaFoxForQuestionAnswering,
     FlaFoxForSequenceClassification,
@@ -71,6 +74,9 @@ _register(
     FlaFoxConfig, FlaFoxModel, FlaFoxForCausalLM, FlaFoxForSequenceClassification, FlaFoxForTokenClassification,
     FlaFoxForQuestionAnswering,
 )  # fmt: skip
+AutoConfig.register(FoxEncoderConfig.model_type, FoxEncoderConfig, exist_ok=True)
+AutoModel.register(FoxEncoderConfig, FoxEncoderModel, exist_ok=True)
+AutoModelForMaskedLM.register(FoxEncoderConfig, FoxForMaskedLM, exist_ok=True)
 
 __all__ = [
     "FlaFoxConfig",
@@ -81,7 +87,10 @@ __all__ = [
     "FlaFoxModel",
     "FoxCache",
     "FoxConfig",
+    "FoxEncoderConfig",
+    "FoxEncoderModel",
     "FoxForCausalLM",
+    "FoxForMaskedLM",
     "FoxForQuestionAnswering",
     "FoxForSequenceClassification",
     "FoxForTokenClassification",
