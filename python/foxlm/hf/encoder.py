@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput
@@ -27,7 +29,7 @@ class FoxEncoderConfig(FoxConfig):
 
     model_type = "fox_encoder"
 
-    def __init__(self, mask_token_id=None, **fields):
+    def __init__(self, mask_token_id: int | None = None, **fields: Any) -> None:
         for name, only in _FIXED.items():
             value = fields.pop(name, only)
             if value != only:
@@ -86,9 +88,11 @@ class FoxForMaskedLM(FoxPreTrainedModel):
         self.model.embeddings = value
 
     def get_output_embeddings(self):
+        """The output projection."""
         return self.lm_head
 
     def set_output_embeddings(self, value):
+        """Replaces the output projection."""
         self.lm_head = value
 
     def forward(self, input_ids=None, labels=None, return_dict=None, **options):
