@@ -8,6 +8,7 @@ mod channel_decay;
 pub(crate) mod columns;
 mod conv;
 mod decode;
+mod dropout;
 pub(crate) mod elementwise;
 mod embedding;
 mod gate;
@@ -48,6 +49,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         channel_decay::variants,
         columns::variants,
         conv::variants,
+        dropout::variants,
         elementwise::variants,
         embedding::variants,
         gate::variants,

@@ -16,6 +16,7 @@ mod channel_decay;
 mod columns;
 mod conv;
 mod decode;
+mod dropout;
 mod embedding;
 mod gate;
 mod gated_norm;
@@ -73,6 +74,7 @@ macro_rules! ops {
 ops! {
     linear: LinearOps,
     embedding: EmbeddingOps,
+    dropout: DropoutOps,
     norm: NormOps,
     heads: HeadOps,
     gate: GateOps,
