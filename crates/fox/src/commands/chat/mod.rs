@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
-use fox_infer::Engine;
+use fox_infer::{Engine, Request};
 
 use crate::engine::GenerationArgs;
 use crate::sampling::SamplingArgs;
@@ -76,6 +76,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let options = args.run.options(args.max_context as usize, opened.model.device())?;
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
+    // Wrong sampling arguments are refused before anything is typed.
+    let sampling = args.sampling.sampling(&files.config, 0);
+    engine.check(&Request { sampling, ..Request::greedy(vec![0], 1) })?;
     let state = Arc::new(InterruptState::default());
     let mut session = Session::new(engine, tokenizer, files, args, state.clone());
     if !has_template {

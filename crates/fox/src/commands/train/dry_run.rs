@@ -8,6 +8,7 @@ use fox_tensor::{Device, DeviceKind};
 use fox_train::data::RunData;
 use fox_train::own_text;
 use fox_train::{DryRun, Recipe, RunFolder, dry_run};
+use serde_json::{Value, json};
 
 use super::{Args, text};
 use crate::output;
@@ -23,11 +24,35 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     // Of text, only the beginning was read.
     let whole = !args.data.as_deref().is_some_and(text::is_text);
     let identity = whole.then(|| data.train.identity());
+    if args.json {
+        let figures = figures(&recipe, &source, &found, out, device);
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&figures)?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     for line in summary(&recipe, &source, identity.as_deref(), &found, out, device).lines() {
         printed += &format!("# {line}\n");
     }
     output::print(&format!("{printed}\n{}", recipe.to_toml()?))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The figures of a dry run by name, with the whole recipe.
+fn figures(recipe: &Recipe, source: &str, found: &DryRun, out: &Path, device: &Device) -> Value {
+    json!({
+        "recipe": recipe.name,
+        "run_folder": out,
+        "device": device.to_string(),
+        "data": source,
+        "parameters": found.parameters,
+        "tokens": recipe.training.tokens,
+        "steps": recipe.steps(),
+        "tokens_per_step": recipe.tokens_per_step(),
+        "memory_bytes": found.memory,
+        "free_bytes": found.free,
+        "tokens_per_second": found.tokens_per_second,
+        "seconds": found.seconds,
+        "config": recipe,
+    })
 }
 
 /// The recipe, its data, and whether these are complete: of text that is not prepared yet, the start is read.

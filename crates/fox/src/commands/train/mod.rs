@@ -22,7 +22,7 @@ use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
-use crate::{hints, output, signals};
+use crate::{hints, output, signals, subjects};
 
 /// The exit code of a run whose weights or gradients stayed non-finite.
 const DIVERGED: u8 = 3;
@@ -55,8 +55,8 @@ pub struct Args {
     /// --init, or one that fits the text's size
     #[arg(long, value_name = "NAME", requires = "data")]
     tokenizer: Option<String>,
-    /// Initialize from this checkpoint: a Hugging Face folder or a run folder; its model replaces the
-    /// recipe's, --set model.KEY=VALUE still changes options
+    /// Initialize from this checkpoint: a Hugging Face folder, a run folder, or ORG/NAME in the Hugging Face cache; its
+    /// model replaces the recipe's, --set model.KEY=VALUE still changes options
     #[arg(long, value_name = "CHECKPOINT")]
     init: Option<PathBuf>,
     /// Run folder; runs/RECIPE by default, or runs/ and the name of the data without a recipe
@@ -88,8 +88,8 @@ pub struct Args {
     /// Print only the result
     #[arg(long)]
     quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
+    /// Print the result, or the figures of --dry-run, as JSON
+    #[arg(long, conflicts_with_all = ["list", "export"])]
     json: bool,
     /// List the built-in recipes and variants
     #[arg(long)]
@@ -160,7 +160,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => output::note("\nstopping; what is prepared stays"),
     })?;
     let on_gpu = opened.as_ref().is_some_and(|device| device.backend().kind() == DeviceKind::Cuda);
-    let recipe = args.recipe(&mut out, on_gpu, placement.is_some(), &stop)?;
+    let mut recipe = args.recipe(&mut out, on_gpu, placement.is_some(), &stop)?;
+    if !args.sets("schedule.warmup_tokens") {
+        RunFolder::keep_older_warmup(&out, &mut recipe)?;
+    }
     let baseline = match args.baseline {
         true if placement.is_some() => bail!("--baseline is for one process; leave it out here"),
         true => Some(recipe.transformer_baseline()?),
@@ -184,14 +187,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(summary) = train_one(&spec, &group, args.quiet, speaks, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
-    let print = |summary: &Summary, out: &Path| {
+    // With a baseline there is one JSON document at the end.
+    if speaks && !(args.json && baseline.is_some() && summary.finished) {
         output::print(&match args.json {
-            true => format!("{}\n", serde_json::to_string_pretty(summary)?),
-            false => report::text(summary, out),
-        })
-    };
-    if speaks {
-        print(&summary, &out)?;
+            true => format!("{}\n", serde_json::to_string_pretty(&summary)?),
+            false => report::text(&summary, &out),
+        })?;
     }
     if !summary.finished {
         return Ok(ExitCode::from(STOPPED));
@@ -207,7 +208,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(compared) = train_one(&spec, &alone, args.quiet, true, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
-    print(&compared, &spec.out)?;
+    if args.json {
+        let both = serde_json::json!({ "model": summary, "baseline": compared });
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&both)?))?;
+    } else {
+        output::print(&report::text(&compared, &spec.out))?;
+    }
     if !compared.finished {
         return Ok(ExitCode::from(STOPPED));
     }
@@ -304,8 +310,7 @@ impl Args {
 
     /// Adapts a recipe to its data, and sets the tokens of --epochs. The data may be a sample of so many tokens.
     fn fitted(&self, mut recipe: Recipe, data: &RunData, sampled: Option<u64>) -> Result<Recipe> {
-        let set = self.all_overrides(&[]);
-        let fixed = |key: &str| set.iter().any(|text| text.trim_start().starts_with(key));
+        let fixed = |key: &str| self.sets(key);
         recipe.fit_to(data, fixed);
         if let Some(epochs) = self.epochs {
             let warmup = recipe.schedule.warmup_tokens;
@@ -316,6 +321,11 @@ impl Args {
             }
         }
         Ok(recipe)
+    }
+
+    /// Whether the command line itself has a value of a key.
+    fn sets(&self, key: &str) -> bool {
+        self.all_overrides(&[]).iter().any(|text| text.trim_start().starts_with(key))
     }
 
     /// Overrides: those that were chosen for the user, then the shortcuts, then --set.
@@ -339,10 +349,15 @@ impl Args {
             bail!(what);
         }
         let overrides = self.all_overrides(chosen);
-        match &self.init {
-            Some(init) => Ok(with_data(recipe::load_from(name, init, &overrides)?, data)),
+        match self.init()? {
+            Some(init) => Ok(with_data(recipe::load_from(name, &init, &overrides)?, data)),
             None => load(name, data, &overrides),
         }
+    }
+
+    /// The checkpoint to start from; a name is that of a model in the Hugging Face cache.
+    fn init(&self) -> Result<Option<PathBuf>> {
+        self.init.as_deref().map(subjects::located).transpose()
     }
 
     /// The tokenizer for a text: what is asked for, what the recipe says, or that of the checkpoint to begin with.
@@ -355,9 +370,9 @@ impl Args {
         {
             return Ok(Some(tokenizer));
         }
-        let Some(init) = &self.init else { return Ok(None) };
+        let Some(init) = self.init()? else { return Ok(None) };
         let export = init.join("export");
-        let folder = if export.is_dir() { &export } else { init };
+        let folder = if export.is_dir() { export } else { init };
         Ok(Some(folder.display().to_string()))
     }
 }
