@@ -57,7 +57,7 @@ fn finds_models_in_the_cache() {
     // Every other command that takes a checkpoint finds it by its name, too.
     for line in [
         "info acme/tiny",
-        "convert acme/tiny converted --to fla",
+        "convert acme/tiny converted --to official",
         "train tiny-fox-pro --init acme/tiny -o run --quiet --tokens 512 --device cpu --dry-run",
     ] {
         let words_of = line.split_whitespace().collect::<Vec<_>>();

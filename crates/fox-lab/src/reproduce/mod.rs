@@ -88,7 +88,7 @@ pub fn dry_run(settings: &Settings, out: &Path, jobs: usize, device: &Device) ->
     let estimate = || -> Result<Estimate> {
         let (recipe, data) = first_run(&plan)?;
         let measured = fox_train::dry_run(&recipe, &data, true, device)?;
-        let speed = estimate::Speed::from_steps(measured.tokens_per_second, device);
+        let speed = Speed::from_steps(measured.tokens_per_second, device);
         estimate::estimate(&plan, &speed, data.train.vocab_size(), jobs)
     };
     Ok(DryRun { runs: estimate::runs(&plan), estimate: estimate() })

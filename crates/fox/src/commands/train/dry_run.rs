@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use fox_tensor::{Device, DeviceKind};
 use fox_train::data::RunData;
+use fox_train::own_messages::OwnConversations;
 use fox_train::own_text;
 use fox_train::{DryRun, Recipe, RunFolder, dry_run};
 use serde_json::{Value, json};
@@ -58,6 +59,11 @@ fn figures(recipe: &Recipe, source: &str, found: &DryRun, out: &Path, device: &D
 /// The recipe, its data, and whether these are complete: of text that is not prepared yet, the start is read.
 fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData, bool)> {
     let on_gpu = device.backend().kind() == DeviceKind::Cuda;
+    if let Some(file) = args.conversations() {
+        let recipe = args.recipe_of_conversations(&OwnConversations::read(file)?, on_gpu)?;
+        let data = RunData::open(&recipe)?;
+        return Ok((recipe, data, true));
+    }
     let Some(path) = args.data.as_deref().filter(|path| text::is_text(path)) else {
         let recipe = args.recipe_for(args.data.as_deref(), on_gpu)?;
         let data = RunData::open(&recipe)?;

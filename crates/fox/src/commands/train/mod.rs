@@ -17,6 +17,7 @@ use anyhow::{Result, bail};
 use fox_dist::{Group, Placement};
 use fox_tensor::DeviceKind;
 use fox_train::data::RunData;
+use fox_train::own_messages::{self, OwnConversations};
 use fox_train::own_text;
 use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
@@ -273,6 +274,18 @@ impl Args {
         stop: &AtomicBool,
     ) -> Result<Recipe> {
         let mut data = self.data.clone();
+        if let Some(file) = self.conversations() {
+            if ranks {
+                bail!(
+                    "several processes cannot divide {}; give a recipe with data.messages.path and leave --data out",
+                    file.display()
+                );
+            }
+            RunFolder::check_for_text(out)?;
+            let own = OwnConversations::divide(file, &out.join(text::DATA))?;
+            text::announce_conversations(file, &own);
+            return self.recipe_of_conversations(&own, on_gpu);
+        }
         if let Some(text) = self.data.as_deref().filter(|path| text::is_text(path)) {
             if ranks {
                 bail!(
@@ -286,6 +299,37 @@ impl Args {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
         self.recipe_for(data.as_deref(), on_gpu)
+    }
+
+    /// The file of --data, if it holds conversations.
+    fn conversations(&self) -> Option<&Path> {
+        self.data.as_deref().filter(|path| own_messages::is_conversations(path))
+    }
+
+    /// The recipe that is named, or the one that fits conversations.
+    fn recipe_of_conversations(&self, own: &OwnConversations, on_gpu: bool) -> Result<Recipe> {
+        let mut chosen = own.overrides();
+        let recipe = match &self.recipe {
+            Some(name) => {
+                let has_tokenizer = self.init.is_some() || self.tokenizer.is_some();
+                if !has_tokenizer && recipe::load(name, &[])?.data.tokenizer.is_none() {
+                    chosen.push("data.tokenizer=bytes".into());
+                }
+                name
+            }
+            None => {
+                let choice = own.choose(on_gpu)?;
+                text::announce(&choice, on_gpu);
+                chosen.extend(choice.overrides);
+                choice.name
+            }
+        };
+        if let Some(name) = &self.tokenizer {
+            chosen.push(format!("data.tokenizer={name}"));
+        }
+        let recipe = self.load(recipe, None, &chosen)?;
+        let data = RunData::open(&recipe)?;
+        self.fitted(recipe, &data, None)
     }
 
     /// The recipe that is named, or the one that fits prepared data; adapted to the data.

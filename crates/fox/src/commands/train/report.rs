@@ -84,8 +84,12 @@ fn next(summary: &Summary, out: &Path) -> String {
     }
     let more = 2 * summary.tokens.max(1);
     text += "next:\n";
+    let use_it = match out.join("export/chat_template.jinja").is_file() {
+        true => (format!("fox chat {run}"), "talk to it"),
+        false => (format!("fox generate {run} -p \"...\""), "continue a text"),
+    };
     for (command, what) in [
-        (format!("fox generate {run} -p \"...\""), "continue a text"),
+        use_it,
         (format!("fox inspect {run}"), "what each head remembers, as a page"),
         (format!("fox serve {run}"), "page and HTTP server"),
         (format!("the same command with --tokens {more}"), "train it longer"),
