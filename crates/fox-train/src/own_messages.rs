@@ -56,7 +56,7 @@ impl OwnConversations {
     /// A file that cannot be read.
     pub fn read(file: &Path) -> Result<OwnConversations> {
         let text = fs::read_to_string(file).map_err(Error::io("read", file))?;
-        let sizes = lines(&text).map(size).collect();
+        let sizes = lines(&text).map(|line| size(file, line)).collect::<Result<_>>()?;
         Ok(OwnConversations { path: file.to_path_buf(), heldout: None, sizes })
     }
 
@@ -68,14 +68,15 @@ impl OwnConversations {
         let text = fs::read_to_string(file).map_err(Error::io("read", file))?;
         let (mut train, mut heldout, mut sizes) = (String::new(), String::new(), Vec::new());
         for (i, line) in lines(&text).enumerate() {
+            let tokens = size(file, line)?;
             let part = match i % HELD_OUT == HELD_OUT - 1 {
                 true => &mut heldout,
                 false => {
-                    sizes.push(size(line));
+                    sizes.push(tokens);
                     &mut train
                 }
             };
-            *part += line;
+            *part += line.1;
             part.push('\n');
         }
         durable::create_folder(folder)?;
@@ -131,16 +132,20 @@ impl OwnConversations {
     }
 }
 
-fn lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter(|line| !line.trim().is_empty())
+/// The lines that are not empty, with their numbers from 1.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let numbered = text.lines().enumerate().map(|(i, line)| (i + 1, line));
+    numbered.filter(|(_, line)| !line.trim().is_empty())
 }
 
-/// Approximate tokens of a conversation as bytes; those of a line that is not one are counted when it is refused.
-fn size(line: &str) -> usize {
+/// Approximate tokens of a conversation as bytes.
+fn size(file: &Path, (number, line): (usize, &str)) -> Result<usize> {
     let value = serde_json::from_str::<Value>(line).unwrap_or_default();
+    let Some(messages) = value["messages"].as_array() else {
+        return Err(Error::NotAConversation { path: file.to_path_buf(), line: number });
+    };
     let text = |message: &Value, key: &str| message[key].as_str().map_or(0, str::len);
-    let messages = value["messages"].as_array().into_iter().flatten();
-    messages.map(|m| text(m, "role") + text(m, "content") + AROUND).sum()
+    Ok(messages.iter().map(|m| text(m, "role") + text(m, "content") + AROUND).sum())
 }
 
 #[cfg(test)]
@@ -184,6 +189,11 @@ mod tests {
         assert_eq!(held.lines().count(), 2);
         assert!(held.contains("What is 19 + 19?") && held.contains("What is 39 + 39?"), "{held}");
         assert!(!fs::read_to_string(&own.path).unwrap().contains("What is 19 + 19?"));
+        let wrong = dir.path().join("wrong.jsonl");
+        fs::write(&wrong, "{\"messages\": []}\n\n{\"text\": \"a\"}\n").unwrap();
+        let error = OwnConversations::divide(&wrong, &dir.path().join("none")).unwrap_err();
+        assert!(error.to_string().contains("wrong.jsonl line 3 has no list `messages`"), "{error}");
+        assert!(!dir.path().join("none").exists());
         let few = OwnConversations::divide(&file(dir.path(), 19), &data).unwrap();
         assert_eq!((few.count(), few.heldout), (19, None));
     }

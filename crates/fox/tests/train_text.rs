@@ -189,7 +189,7 @@ fn trains_on_conversations() {
     // A line that is not a conversation is named.
     fs::write(dir.path().join("bad.jsonl"), line(1) + "{\"text\": \"a\"}\n").unwrap();
     let words = fails(&train(dir.path(), &["--data", "bad.jsonl"], None));
-    assert!(words.contains("line 2 of runs/bad/data/train.jsonl"), "{words}");
+    assert!(words.contains("bad.jsonl line 2 has no list `messages`"), "{words}");
 }
 
 /// A dry run selects the same recipe, prints it, and writes nothing.
