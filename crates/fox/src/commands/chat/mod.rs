@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, bail};
 use fox_infer::{Engine, Request};
 
+use super::generate::advice;
 use crate::engine::GenerationArgs;
 use crate::sampling::SamplingArgs;
 use crate::{output, signals};
@@ -78,7 +79,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let engine = Engine::start(opened.model, options)?;
     // Wrong sampling arguments are refused before anything is typed.
     let sampling = args.sampling.sampling(&files.config, 0);
-    engine.check(&Request { sampling, ..Request::greedy(vec![0], 1) })?;
+    let probe = Request { sampling, ..Request::greedy(vec![0], 1) };
+    engine.check(&probe).map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?;
     let state = Arc::new(InterruptState::default());
     let mut session = Session::new(engine, tokenizer, files, args, state.clone());
     if !has_template {
