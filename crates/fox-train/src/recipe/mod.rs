@@ -33,6 +33,7 @@ pub use ranks::{Exchange, ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use typed::typed;
 
+use crate::masking::MaskingRecipe;
 use crate::messages::MessagesRecipe;
 pub use crate::stages::StageRecipe;
 use crate::{Error, OptimizerRecipe, Result};
@@ -190,6 +191,9 @@ pub struct TrainingRecipe {
     /// set to 0 in training, for a text that is read several times.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropout: f32,
+    /// Which tokens an encoder must predict; only for encoders, which have the defaults without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub masking: Option<MaskingRecipe>,
     /// Drop activations and compute them again in the backward pass.
     pub recompute: bool,
     /// Attention blocks that may be skipped.
@@ -220,6 +224,7 @@ impl Default for TrainingRecipe {
             rope_fade: None,
             gate_init: GateInit::Published,
             dropout: 0.0,
+            masking: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,
