@@ -440,7 +440,7 @@ mod tests {
         let failures = |got: f64, peer: Option<f64>| {
             let (peer, mut tally) = (peer.map(|x| Peer::Cpu(result(x))), Tally::default());
             let got = result(got);
-            tally.judge(&case, [&got, &got], &result(1.0), peer.as_ref(), false).unwrap();
+            tally.judge(&case, [&got, &got], &result(1.0), peer.as_ref()).unwrap();
             tally.failures.len()
         };
         // By norm twice the error of the CPU, in the largest element three times; at least 2e-5, at most 6e-5.
