@@ -2,6 +2,7 @@
 
 mod decode;
 mod distill;
+mod embed;
 mod forward;
 mod slots;
 mod structure;
@@ -17,6 +18,7 @@ use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
+pub use embed::Pooling;
 pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
 pub use token_decoder::TokenDecoder;
