@@ -55,9 +55,9 @@ fn colours_can_be_disabled() {
     assert!(!help("1").contains('\u{1b}'));
 }
 
-/// Commands that print no figures: text, pages, services and scripts.
-const WITHOUT_FIGURES: [&str; 7] =
-    ["chat", "serve", "watch", "launch", "completions", "man", "help"];
+/// Commands that print no figures (text, pages, services and scripts), or JSON alone (embed).
+const WITHOUT_FIGURES: [&str; 8] =
+    ["chat", "serve", "watch", "launch", "embed", "completions", "man", "help"];
 
 #[test]
 fn commands_with_figures_print_json() {
