@@ -20,9 +20,11 @@ from .scans import (
     fused_recurrent_gla,
     fused_recurrent_simple_gla,
 )
+from .tokenizer import Tokenizer
 
 __all__ = [
     "Model",
+    "Tokenizer",
     "attn_decoding_one_step",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .model import Model as Model
+from .tokenizer import Tokenizer as Tokenizer
 
 NumpyArray = np.ndarray[Any, Any]
 Array = TypeVar("Array", NumpyArray, Tensor)

@@ -25,10 +25,10 @@ def fused_kda_gate(g, A_log, dt_bias=None, lower_bound=None, output_dtype=None):
     Returns:
         `[..., H, K]`.
     """
+    _checks.tensors(g=g, A_log=A_log, dt_bias=dt_bias)
     import torch
     from torch.nn.functional import softplus
 
-    _checks.tensors(g=g, A_log=A_log, dt_bias=dt_bias)
     heads, width = g.shape[-2:]
     for name, x, count in (("A_log", A_log, heads), ("dt_bias", dt_bias, heads * width)):
         if x is not None and x.numel() != count:

@@ -42,14 +42,24 @@ INEXPRESSIBLE = {
 }
 
 
+def in_blocks(function, x, state):
+    """A recurrence `function(x, state)`, whose tape would hold a state for each token, computed again by 64 tokens."""
+    outputs = []
+    for at in range(0, max(x[0].shape[1], 1), 64):
+        block = [None if y is None else y[:, at : at + 64] for y in x]
+        o, state = torch.utils.checkpoint.checkpoint(function, block, state, use_reentrant=False)
+        outputs.append(o)
+    return torch.cat(outputs, 1), state
+
+
 def sequences(function, x, state, cu_seqlens):
     """A reference for packed sequences from one for a batch."""
     if cu_seqlens is None:
-        return function(x, state)
+        return in_blocks(function, x, state)
     ends, parts = cu_seqlens.tolist(), []
     for n, (a, e) in enumerate(zip(ends, ends[1:])):
         cut = [None if y is None else y[:, a:e] for y in x]
-        parts.append(function(cut, None if state is None else state[n : n + 1]))
+        parts.append(in_blocks(function, cut, None if state is None else state[n : n + 1]))
     return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
 
 
@@ -96,16 +106,11 @@ def naive_references():
     }
 
 
-def in_blocks(recurrent):
-    """FLA's naive recurrence of `chunk_kda`, whose tape would hold a state for each token, computed again by 64."""
+def kda_in_blocks(recurrent):
+    """FLA's naive recurrence of `chunk_kda`, in less memory."""
 
     def run(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
-        state, outputs = initial_state, []
-        for at in range(0, q.shape[1], 64):
-            block = [x[:, at : at + 64] for x in (q, k, v, g, beta)]
-            o, state = torch.utils.checkpoint.checkpoint(recurrent, *block, scale, state, True, use_reentrant=False)
-            outputs.append(o)
-        return torch.cat(outputs, 1), state
+        return in_blocks(lambda x, s: recurrent(*x, scale, s, True), (q, k, v, g, beta), initial_state)
 
     return run
 
@@ -167,8 +172,8 @@ class Plugin:
             elif name.replace("chunk", "fused_recurrent", 1) in self.references:
                 # The reference of a fused op is a chunked one, whose kernels need a GPU: the naive recurrence instead.
                 setattr(module, name, self.references[name.replace("chunk", "fused_recurrent", 1)])
-        if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "in_blocks"):
-            module.naive_recurrent_kda, module.in_blocks = in_blocks(module.naive_recurrent_kda), True
+        if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "replaced"):
+            module.naive_recurrent_kda, module.replaced = kda_in_blocks(module.naive_recurrent_kda), True
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -289,8 +294,12 @@ def in_processes(plugin, jobs, seconds):
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, f"{n}.json") for n in range(jobs)]
         command = [sys.executable, *sys.argv, "--jobs", "1"]
+        # References call many small ops, which more threads than cores slow down.
+        env = {"OMP_NUM_THREADS": "1"} | os.environ
         running = [
-            subprocess.Popen([*command, "--shard", str(n), str(jobs), "--counts", str(file)], stdout=subprocess.DEVNULL)
+            subprocess.Popen(
+                [*command, "--shard", str(n), str(jobs), "--counts", str(file)], stdout=subprocess.DEVNULL, env=env
+            )
             for n, file in enumerate(files)
         ]
         failed = False

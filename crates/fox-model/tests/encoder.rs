@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_model::{
-    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pruning,
+    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pooling, Pruning,
     WriteOptions,
 };
 use fox_tensor::{Device, Segments, Tape};
@@ -124,4 +124,30 @@ fn checkpoints_keep_the_direction() {
     assert_eq!(again.config(), model.config());
     let options = ForwardOptions::default();
     assert_eq!(logits(&again, &tokens(), &options), logits(&model, &tokens(), &options));
+}
+
+#[test]
+fn embeddings_pool_the_states_of_tokens() {
+    let model = encoder(&Device::naive());
+    let options = ForwardOptions::default();
+    let embed =
+        |start, tokens: &[i32], pooling| model.embed(start, tokens, pooling, &options).unwrap();
+    let ids = tokens();
+    let mut tape = Tape::inference(model.device());
+    let segments = Segments::uniform(1, ROWS);
+    let rows = model.device().from_i32(&ids, [ROWS]).unwrap();
+    let hidden = model.forward(&mut tape, &rows, &segments, None, &options).unwrap();
+    let states = hidden.states.value().to_f32().unwrap();
+    let column = |c: usize| states.iter().skip(c).step_by(32).copied();
+    for c in 0..32 {
+        let mean = column(c).map(f64::from).sum::<f64>() / ROWS as f64;
+        assert_eq!(embed(None, &ids, Pooling::Mean)[c], mean as f32);
+        assert_eq!(embed(None, &ids, Pooling::Max)[c], column(c).fold(f32::MIN, f32::max));
+        assert_eq!(embed(None, &ids, Pooling::First)[c], states[c]);
+        assert_eq!(embed(None, &ids, Pooling::Last)[c], states[(ROWS - 1) * 32 + c]);
+        // The start marker is read, but not pooled.
+        assert_eq!(embed(Some(ids[0]), &ids[1..], Pooling::First)[c], states[32 + c]);
+    }
+    let error = model.embed(None, &[], Pooling::Mean, &options).unwrap_err().to_string();
+    assert_eq!(error, "a text without tokens has no embedding");
 }
