@@ -88,6 +88,11 @@ impl Block {
         Ok(BlockOutput { h, delta, tiles: mixed.tiles })
     }
 
+    /// The mixer and the weights of the norm in front of it.
+    pub fn mixer(&self) -> (&dyn Mixer, ParamId) {
+        (&*self.mixer, self.mixer_norm)
+    }
+
     /// The attention layer and the weights of the norm in front of it; `None` in recurrent models.
     pub fn attention(&self) -> Option<(&ForgettingLayer, ParamId)> {
         Some((self.mixer.attention()?, self.mixer_norm))

@@ -108,7 +108,9 @@ impl Recipe {
             }
         }
         let init = t.gate_init.decay_time(self.data.sequence_length);
-        if init.is_some() && !specs.iter().any(|spec| names("*fgate_proj.bias", spec)) {
+        // The second is PaTH's.
+        let gates = ["*fgate_proj.bias", "*attn.g_proj.bias"];
+        if init.is_some() && !specs.iter().any(|spec| gates.iter().any(|gate| names(gate, spec))) {
             return Err(self.without_gates());
         }
         let rope = config.mixer.forgetting().and_then(|mixer| mixer.rope);

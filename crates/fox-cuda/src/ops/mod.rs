@@ -22,7 +22,9 @@ mod norm;
 mod orthogonalize;
 pub(crate) mod packed;
 pub(crate) mod paged;
+mod path;
 mod recompute;
+mod reflection;
 pub(crate) mod scan;
 mod sink;
 mod stick;
@@ -61,6 +63,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         orthogonalize::variants,
         packed::variants,
         paged::variants,
+        reflection::variants,
         scan::add::variants,
         scan::delta::variants,
         sink::variants,

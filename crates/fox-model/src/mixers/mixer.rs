@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use fox_cache::LayerState;
+use fox_cache::{AttentionStateSpec, LayerState};
 use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
@@ -189,10 +189,36 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
-    /// The attention layer, if the mixer is one: for eviction.
+    /// The attention layer, if the mixer is one.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
     }
+
+    /// The bias of forget gates that depend on the input, if there are any.
+    fn gate_bias(&self) -> Option<GateBias> {
+        let id = self.attention()?.gate_bias()?;
+        Some(GateBias { id, factor: 1.0 })
+    }
+
+    /// Per query head, what no logit exceeds, for eviction; `None` without forget gates. `norm` are the weights of the
+    /// block's norm, and `shape` is the layer's state.
+    fn logit_bounds(
+        &self,
+        shape: &AttentionStateSpec,
+        params: &Parameters,
+        norm: ParamId,
+    ) -> TensorResult<Option<Vec<f64>>> {
+        self.attention().map_or(Ok(None), |layer| layer.logit_bounds(shape, params, norm))
+    }
+}
+
+/// The bias of a layer's forget gates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateBias {
+    /// `[H]` or `[1]`.
+    pub id: ParamId,
+    /// Factor on the log gates in a score.
+    pub factor: f64,
 }
 
 /// Operands of a mixer besides its input.

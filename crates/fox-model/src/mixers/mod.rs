@@ -17,14 +17,16 @@ pub mod hybrid;
 pub mod kda;
 pub mod mamba1;
 pub mod mamba2;
+pub mod path;
 
 /// The families that are always there.
-static BUILT_IN: [&MixerFamily; 6] = [
+static BUILT_IN: [&MixerFamily; 7] = [
     &forgetting::FAMILY,
     &delta::FAMILY,
     &hgrn2::FAMILY,
     &mamba2::FAMILY,
     &kda::FAMILY,
+    &path::FAMILY,
     &hybrid::FAMILY,
 ];
 
@@ -40,7 +42,7 @@ pub use format::{
 };
 pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
 pub use mixer::{
-    BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    BlockNames, GateBias, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
     SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};

@@ -15,6 +15,7 @@ use crate::block::Block;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
+use crate::mixers::{GateBias, Mixer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
 pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
@@ -49,11 +50,13 @@ impl Model {
     /// Initializes the biases of data-dependent forget gates such that heads start with these memory lengths, instead
     /// of forgetting half at every token. Returns false when the model has no such gates.
     pub fn init_decay_times(&mut self, time: DecayTime) -> Result<bool> {
-        let biases: Vec<ParamId> =
-            self.attention_layers().flatten().filter_map(|(layer, _)| layer.gate_bias()).collect();
-        for &id in &biases {
+        let biases: Vec<GateBias> =
+            self.mixers().filter_map(|(layer, _)| layer.gate_bias()).collect();
+        for &GateBias { id, factor } in &biases {
             let heads = self.params.spec(id).count();
-            let start = self.device.from_f32(&time.gate_biases(heads), [heads])?;
+            // A memory of T tokens forgets 1 / T nat per token after the factor.
+            let raw = DecayTime { min: time.min * factor, max: time.max * factor };
+            let start = self.device.from_f32(&raw.gate_biases(heads), [heads])?;
             self.params.set(id, start)?;
         }
         Ok(!biases.is_empty())
@@ -172,6 +175,11 @@ impl Model {
     /// The device of its parameters.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// For every layer, its mixer and the weights of the norm in front of it.
+    pub(crate) fn mixers(&self) -> impl Iterator<Item = (&dyn Mixer, ParamId)> {
+        self.structure.blocks.iter().map(Block::mixer)
     }
 
     /// For every layer, the attention layer and the weights of the norm in front of it, if it is one.

@@ -296,6 +296,8 @@ impl MixerConfig for ForgettingConfig {
             v_shift: self.v_shift,
             window: self.window,
             weights: self.weights,
+            transition: 0,
+            conv: None,
         })
     }
 

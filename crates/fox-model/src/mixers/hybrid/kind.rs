@@ -11,6 +11,10 @@ pub enum LayerKind {
     Attention,
     /// `window:N`: the same over the last `N` tokens.
     Window(usize),
+    /// `path`: PaTH attention, with as many heads.
+    Path,
+    /// `path-fox`: PaTH attention with forget gates.
+    PathFox,
     /// `gated-delta-net`.
     GatedDeltaNet,
     /// `kda`.
@@ -24,7 +28,7 @@ pub enum LayerKind {
 impl LayerKind {
     /// All names, for messages.
     pub const NAMES: &'static str =
-        "fox, attention, window:N, gated-delta-net, kda, mamba2, mamba1";
+        "fox, attention, window:N, path, path-fox, gated-delta-net, kda, mamba2, mamba1";
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<LayerKind> {
@@ -34,6 +38,8 @@ impl LayerKind {
         match name {
             "fox" => Some(LayerKind::Fox),
             "attention" => Some(LayerKind::Attention),
+            "path" => Some(LayerKind::Path),
+            "path-fox" => Some(LayerKind::PathFox),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
             "kda" => Some(LayerKind::Kda),
             "mamba2" => Some(LayerKind::Mamba2),
@@ -44,7 +50,8 @@ impl LayerKind {
 
     /// Whether it is attention of any kind.
     pub fn is_attention(self) -> bool {
-        matches!(self, LayerKind::Fox | LayerKind::Attention | LayerKind::Window(_))
+        use LayerKind::{Attention, Fox, Path, PathFox, Window};
+        matches!(self, Fox | Attention | Window(_) | Path | PathFox)
     }
 }
 
@@ -54,6 +61,8 @@ impl fmt::Display for LayerKind {
             LayerKind::Fox => f.write_str("fox"),
             LayerKind::Attention => f.write_str("attention"),
             LayerKind::Window(length) => write!(f, "window:{length}"),
+            LayerKind::Path => f.write_str("path"),
+            LayerKind::PathFox => f.write_str("path-fox"),
             LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
             LayerKind::Kda => f.write_str("kda"),
             LayerKind::Mamba2 => f.write_str("mamba2"),
