@@ -145,6 +145,7 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
     for seed in 0..args.random {
         cases.push(cases::random_attention(seed)?);
         cases.push(cases::random_stick_breaking(seed)?);
+        cases.push(cases::random_path_attention(seed)?);
         cases.push(cases::random_scan(seed)?);
     }
     cases.retain(|case| args.wants(&case.name));
@@ -174,6 +175,12 @@ fn check_cases(args: &Args, device: &Device) -> Result<bool> {
         let reference = if is_gpu { fox_cpu::device() } else { oracle };
         for case in large_cases(args) {
             tally.check(&case.build()?, case.build()?, device, &reference, args.verbose)?;
+        }
+        for case in cases::large_path_attention() {
+            let build = || cases::path_attention_case(&case);
+            if args.wants(&build()?.name) {
+                tally.check(&build()?, build()?, device, &reference, args.verbose)?;
+            }
         }
     }
     let Tally { compared, unsupported, failures, worst, worst_name } = tally;

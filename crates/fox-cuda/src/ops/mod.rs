@@ -22,7 +22,7 @@ mod norm;
 mod orthogonalize;
 pub(crate) mod packed;
 pub(crate) mod paged;
-mod path;
+pub(crate) mod path;
 mod recompute;
 mod reflection;
 pub(crate) mod scan;
@@ -32,16 +32,6 @@ mod time_step;
 mod update;
 
 use crate::{Generation, Source};
-
-/// The sources of decode steps.
-pub fn decode_sources() -> Vec<Source> {
-    let mut sources: Vec<Source> =
-        decode::variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
-    sources.extend(packed::variants().into_iter().map(|(source, _)| source));
-    sources.sort_by_key(|source| source.name);
-    sources.dedup();
-    sources
-}
 
 /// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
 /// for: source and defines. For compilation checks.
@@ -63,6 +53,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         orthogonalize::variants,
         packed::variants,
         paged::variants,
+        path::variants,
         reflection::variants,
         scan::add::variants,
         scan::delta::variants,

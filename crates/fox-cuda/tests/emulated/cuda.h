@@ -46,6 +46,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 
 template <class To, class From>
 To bits_as(From from) {
@@ -67,6 +68,7 @@ inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
@@ -201,6 +203,37 @@ inline float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
 }
+
+inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+inline float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+inline u64 atomicAdd(u64* p, u64 x) {
+    *p += x;
+    return *p - x;
+}
+
+// Four matrices of 8 x 8 elements, whose rows begin where the lanes point: lanes 0 to 7 for the first, and so on.
+template <bool TRANSPOSED>
+void load_matrices(u32 (&r)[4], const u16* p) {
+    static const u16* rows[32][32];
+    const int warp = current / 32, lane = current % 32;
+    rows[warp][lane] = p;
+    __syncwarp();
+    for (int n = 0; n < 4; ++n) {
+        const int row = lane / 4, column = 2 * (lane % 4);
+        const u16 *low = rows[warp][8 * n + (TRANSPOSED ? column : row)],
+                  *high = rows[warp][8 * n + (TRANSPOSED ? column + 1 : row)];
+        r[n] = TRANSPOSED ? low[row] | u32(high[row]) << 16 : low[column] | u32(high[column + 1]) << 16;
+    }
+    __syncwarp();
+}
+inline void ldmatrix(u32 (&r)[4], const u16* p) { load_matrices<false>(r, p); }
+inline void ldmatrix_transposed(u32 (&r)[4], const u16* p) { load_matrices<true>(r, p); }
 
 // c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
 inline void mma(float* c, const u32* a, u32 b0, u32 b1) {

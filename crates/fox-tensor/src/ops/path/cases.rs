@@ -7,7 +7,7 @@ use crate::{AttentionSpec, Mask, PathInputs, Result, Tape, tile_counts};
 
 pub(crate) fn cases() -> Vec<Case> {
     // A test asserts that every description builds.
-    descriptions().iter().filter_map(|case| build(case).ok()).collect()
+    descriptions().iter().filter_map(|case| path_attention_case(case).ok()).collect()
 }
 
 fn descriptions() -> Vec<AttentionCase> {
@@ -41,8 +41,8 @@ fn descriptions() -> Vec<AttentionCase> {
     list
 }
 
-/// A case with these features.
-fn build(case: &AttentionCase) -> Result<Case> {
+/// PaTH attention with these features.
+pub fn path_attention_case(case: &AttentionCase) -> Result<Case> {
     let (spec, pruning) = (case.spec()?, case.pruning);
     let name = case.name().replacen("attention", "path_attention", 1);
     let built = Case::new(name, move |tape, args| {
@@ -85,20 +85,22 @@ fn attend(tape: &mut Tape<'static>, args: &Args<'_>, spec: &AttentionSpec) -> Re
 /// A case of random features, sizes and segments, for property tests.
 pub fn random_path_attention(seed: u64) -> Result<Case> {
     let description = AttentionCase { mask: Mask::Causal, window: None, ..random(seed) };
-    let mut case = build(&description)?;
+    let mut case = path_attention_case(&description)?;
     case.name = format!("{}/seed {seed}", case.name);
     Ok(case)
 }
 
-/// A sequence of this length, for timing and for comparison with the CPU at sizes that are timed.
-pub fn large_path_attention(
-    len: usize,
-    (heads, kv_heads, head_dim): (usize, usize, usize),
-    gates: Gates,
-    pruning: Pruning,
-) -> Result<Case> {
-    let case = AttentionCase::new(len, len).heads(heads, kv_heads, head_dim);
-    build(&AttentionCase { label: "large", ..case.gates(gates).pruning(pruning) })
+/// Sequences of dozens of blocks. The oracle takes minutes for each, so tests do not run them by default.
+pub fn large_path_attention() -> Vec<AttentionCase> {
+    let pair =
+        || AttentionCase { label: "large", ..AttentionCase::new(0, 0).packed(&[2050, 1030]) };
+    let gated = |pruning| pair().gates(Gates::Spread).pruning(pruning);
+    vec![
+        pair().heads(4, 4, 64).gates(Gates::None),
+        gated(Pruning::Off).heads(8, 2, 64),
+        gated(Pruning::Auto).heads(8, 4, 64),
+        gated(Pruning::QkNorm(-10.0, true)).heads(4, 2, 128),
+    ]
 }
 
 #[cfg(test)]
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn every_description_builds() {
         for description in descriptions() {
-            build(&description).unwrap();
+            path_attention_case(&description).unwrap();
         }
         for seed in 0..500 {
             random_path_attention(seed).unwrap();

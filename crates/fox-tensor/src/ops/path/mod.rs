@@ -1,4 +1,4 @@
-//! PaTH attention: softmax attention whose queries are reflected on their way back to each key (arXiv 2505.16381).
+//! PaTH attention: softmax attention with a product of reflections between query and key (arXiv 2505.16381).
 //!
 //! `R_q` and `R_k` are rows of queries and keys, `H` query heads, `H_kv` key heads, `d` the head dim.
 
