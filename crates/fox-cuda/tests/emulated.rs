@@ -85,9 +85,9 @@ fn path_attention_matches_its_definition() {
     let variants = [(64, 1), (64, 0), (128, 1), (128, 0)];
     let defines = |(width, bf16): (usize, i32)| {
         let own = |d: &String| d == &format!("HEAD_DIM={width}") || d == &format!("BF16={bf16}");
-        let found = all_variants(Generation::Hopper)
-            .into_iter()
-            .find(|(source, d)| source.name == "path_walk" && d.iter().filter(|d| own(d)).count() == 2);
+        let found = all_variants(Generation::Hopper).into_iter().find(|(source, d)| {
+            source.name == "path_walk" && d.iter().filter(|d| own(d)).count() == 2
+        });
         found.unwrap().1.join(" ")
     };
     run("path", &["path_prepare", "path_walk", "path_bwd"], &variants.map(defines));

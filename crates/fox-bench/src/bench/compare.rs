@@ -56,7 +56,7 @@ impl Args {
         let wide = (heads / 2).max(1);
         let (off, acp) = (Pruning::Off, Pruning::Tolerance(-10.0));
         type Build = fn(usize, usize, usize) -> ModelConfig;
-        let list: [(_, Build, _, _, _); 12] = [
+        let list: [(_, Build, _, _, _); 15] = [
             ("FoX (Pro)", ModelConfig::fox_pro, layers, heads, off),
             ("FoX (Pro), pruned", ModelConfig::fox_pro, layers, heads, acp),
             ("FoX (LLaMA)", ModelConfig::fox_llama, layers, heads, off),
@@ -71,6 +71,9 @@ impl Args {
                 heads,
                 acp,
             ),
+            ("PaTH", ModelConfig::path, layers, heads, off),
+            ("PaTH-FoX", ModelConfig::path_fox, layers, heads, off),
+            ("PaTH-FoX, pruned", ModelConfig::path_fox, layers, heads, acp),
             ("DeltaNet", ModelConfig::delta_net, layers, wide, off),
             ("Gated DeltaNet", ModelConfig::gated_delta_net, layers, wide, off),
             ("HGRN2", ModelConfig::hgrn2, layers, wide, off),

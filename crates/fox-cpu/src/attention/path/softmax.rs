@@ -3,7 +3,7 @@
 use fox_tensor::PATH_BLOCK;
 
 use crate::attention::visits::Prefix;
-use crate::simd::{Simd, dot, exp, simd_fn, sum, update};
+use crate::simd::{Simd, exp, simd_fn, sum, update};
 
 /// Initial maximum: finite, so that differences of maxima are never NaN.
 const NO_MAXIMUM: f32 = -1e30;
@@ -108,12 +108,25 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// `out[r] = <x_r, y_r>` of rows `stride` apart.
+    /// `out[r] = <x_r, y_r>` of rows `stride` apart. Added up in order, as products of matrices are: where one key has all
+    /// of the weight, its gradient `dp - delta` is then exactly 0.
     pub fn row_dots<'k, S>(
         s, x: &'k [f32], y: &'k [f32], stride: usize, width: usize, out: &'k mut [f32],
     ) {
-        for (r, out) in out.iter_mut().enumerate() {
-            *out = dot(s, &x[r * stride..][..width], &y[r * stride..][..width]);
+        // One row per lane.
+        let (mut left, mut right, mut sums) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+        for (n, out) in out.chunks_mut(S::LANES).enumerate() {
+            sums.fill(0.0);
+            for c in 0..width {
+                for r in 0..out.len() {
+                    let at = (n * S::LANES + r) * stride + c;
+                    (left[r], right[r]) = (x[at], y[at]);
+                }
+                update(s, [&left[..out.len()], &right[..out.len()]], &mut sums[..out.len()], |[x, y], sum| {
+                    s.mul_add(x, y, sum)
+                });
+            }
+            out.copy_from_slice(&sums[..out.len()]);
         }
     }
 }
