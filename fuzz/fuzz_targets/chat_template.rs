@@ -14,9 +14,15 @@ fuzz_target!(|text: &str| {
     let message = |role: &str, content: &str| ChatMessage {
         role: role.into(),
         content: content.into(),
-        name: None,
+        ..ChatMessage::default()
     };
-    let messages = [message("system", "Be brief."), message("user", "a b\nc")];
+    let call = serde_json::json!({"id": "1", "function": {"name": "f", "arguments": {"x": [1]}}});
+    let messages = [
+        message("system", "Be brief."),
+        message("user", "a b\nc"),
+        ChatMessage { tool_calls: vec![call], ..message("assistant", "") },
+        ChatMessage { tool_call_id: Some("1".into()), ..message("tool", "2") },
+    ];
     match template.check().and_then(|()| template.render(&messages, true)) {
         Ok(prompt) => assert!(prompt.len() <= 8 << 20, "{} bytes", prompt.len()),
         Err(error) => check_sentence(&error),

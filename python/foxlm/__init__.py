@@ -7,6 +7,7 @@ Works on NumPy arrays, and on PyTorch tensors where PyTorch is installed. `impor
 from ._attention import forgetting_attention, forgetting_attention_backward
 from ._core import __version__, cuda_memory, set_threads, threads
 from ._fla_attention import attn_decoding_one_step, parallel_attn, parallel_forgetting_attn, token_shift
+from .kda import chunk_kda, fused_kda_gate, fused_recurrent_kda
 from .mamba import mamba_chunk_scan_combined
 from .model import Model
 from .scans import (
@@ -19,20 +20,25 @@ from .scans import (
     fused_recurrent_gla,
     fused_recurrent_simple_gla,
 )
+from .tokenizer import Tokenizer
 
 __all__ = [
     "Model",
+    "Tokenizer",
     "attn_decoding_one_step",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_gla",
+    "chunk_kda",
     "chunk_simple_gla",
     "cuda_memory",
     "forgetting_attention",
     "forgetting_attention_backward",
+    "fused_kda_gate",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gla",
+    "fused_recurrent_kda",
     "fused_recurrent_simple_gla",
     "mamba_chunk_scan_combined",
     "parallel_attn",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ._arrays import is_tensor
+from ._extras import require
 
 
 def tensors(**operands) -> None:
     """An error unless all that are given are tensors of PyTorch."""
     for name, x in operands.items():
         if x is not None and not is_tensor(x):
+            require("torch", "torch", "this op")
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor of PyTorch")
 
 

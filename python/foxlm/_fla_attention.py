@@ -88,9 +88,9 @@ def attn_decoding_one_step(
     Returns:
         `[1, N, HQ, V]`; 0 for a sequence without keys.
     """
+    _checks.tensors(q=q, k=k, v=v, g=g, cu_seqlens=cu_seqlens)
     import torch
 
-    _checks.tensors(q=q, k=k, v=v, g=g, cu_seqlens=cu_seqlens)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens is missing; it holds 0 and the end of each sequence")
     _checks.packed_shape(cu_seqlens)
@@ -125,9 +125,9 @@ def token_shift(x, prev_weight, curr_weight):
     Returns:
         `[B, T, H, D]` of the type of `x`; sums are in float32.
     """
+    _checks.tensors(x=x, prev_weight=prev_weight, curr_weight=curr_weight)
     from torch.nn.functional import pad
 
-    _checks.tensors(x=x, prev_weight=prev_weight, curr_weight=curr_weight)
     for name, weight in (("prev_weight", prev_weight), ("curr_weight", curr_weight)):
         if x.ndim != 4 or weight.shape != x.shape[:3]:
             raise ValueError(f"x has shape {list(x.shape)} and {name} {list(weight.shape)}; they must fit")

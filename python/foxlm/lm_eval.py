@@ -2,12 +2,17 @@
 pretrained=FOLDER --tasks ..."""
 
 
+from ._extras import require
+
+
 def main() -> None:
     """Registers the models and runs the command line."""
     try:
-        from lm_eval.__main__ import cli_evaluate
+        require("lm_eval", "lm-eval", "foxlm.lm_eval")
     except ImportError as error:
-        raise SystemExit("lm_eval is missing; pip install 'lm-eval[hf]'") from error
+        raise SystemExit(str(error)) from error
+    from lm_eval.__main__ import cli_evaluate
+
     import foxlm.hf  # noqa: F401, registers the models
 
     cli_evaluate()

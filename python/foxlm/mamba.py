@@ -52,10 +52,10 @@ def mamba_chunk_scan_combined(
         `[batch, time, heads, headdim]`, or a tuple with the last states, shaped as the first ones: `(y, final)`,
         `(y, varlen)` or `(y, final, varlen)`.
     """
-    import torch
-
     _checks.tensors(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
     _checks.tensors(initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
+    import torch
+
     if return_varlen_states and cu_seqlens is None:
         raise ValueError("return_varlen_states needs cu_seqlens")
     for name, given in (("A", A), ("D", D), ("dt_bias", dt_bias)):

@@ -86,7 +86,7 @@ def _reversed(x):
     return None if x is None else x.flip(1)
 
 
-class _Layout:
+class Layout:
     """The layout of the states, and what further keyword arguments say; those that do not exist are refused."""
 
     def __init__(self, op, state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu=None, reverse=False):
@@ -121,7 +121,7 @@ class _Layout:
         return o, _turned(last) if self.v_first else last
 
 
-def _normalise(on, q, k):
+def normalise(on, q, k):
     """Queries and keys divided by their lengths, if `on`."""
     if not on:
         return q, k
@@ -131,6 +131,13 @@ def _normalise(on, q, k):
         return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
 
     return unit(q), unit(k)
+
+
+def write_strength(beta, sigmoid, allow_neg_eigval):
+    """The strengths of the writes: `beta`, or (twice) the sigmoid of it."""
+    if allow_neg_eigval and not sigmoid:
+        raise ValueError("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
+    return beta.float().sigmoid() * (2 if allow_neg_eigval else 1) if sigmoid else beta
 
 
 def chunk_delta_rule(
@@ -154,9 +161,9 @@ def chunk_delta_rule(
         beta: strength of the writes `[B, T, H]`.
         Others: see the module.
     """
-    layout = _Layout("chunk_delta_rule", kwargs.pop("state_v_first", False), kwargs, cu_seqlens, cu_seqlens_cpu)
+    layout = Layout("chunk_delta_rule", kwargs.pop("state_v_first", False), kwargs, cu_seqlens, cu_seqlens_cpu)
     check_gate("beta", beta, v)
-    q, k = _normalise(use_qk_l2norm_in_kernel, q, k)
+    q, k = normalise(use_qk_l2norm_in_kernel, q, k)
     return layout.run(q, k, v, None, beta, scale, initial_state, output_final_state, True)
 
 
@@ -198,20 +205,17 @@ def chunk_gated_delta_rule(
             `allow_neg_eigval` twice their sigmoid.
         Others: see the module. `cp_context` must be None.
     """
-    layout = _Layout("chunk_gated_delta_rule", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    layout = Layout("chunk_gated_delta_rule", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
     if cp_context is not None:
         raise ValueError("cp_context is given; context parallelism is not supported, pass None")
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise ValueError("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     check_gate("g", g, v)
     check_gate("beta", beta, v)
-    q, k = _normalise(use_qk_l2norm_in_kernel, q, k)
+    q, k = normalise(use_qk_l2norm_in_kernel, q, k)
     if use_gate_in_kernel:
         g = _gate(g, A_log, dt_bias)
     elif A_log is not None or dt_bias is not None:
         raise ValueError("A_log and dt_bias need use_gate_in_kernel")
-    if use_beta_sigmoid_in_kernel:
-        beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
+    beta = write_strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return layout.run(q, k, v, g[..., None], beta, scale, initial_state, output_final_state, True)
 
 
@@ -263,7 +267,7 @@ def chunk_gla(
         g: logs of the decay for each channel of the keys, at most 0, `[B, T, H, K]`.
         Others: see the module.
     """
-    layout = _Layout("chunk_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    layout = Layout("chunk_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
     return _gla(layout, q, k, v, g, scale, initial_state, output_final_state)
 
 
@@ -294,7 +298,7 @@ def fused_recurrent_gla(
     channel of the values (`gv`) are refused."""
     if gv is not None:
         raise ValueError("gv is given; decays are for channels of the keys, pass gk")
-    layout = _Layout("fused_recurrent_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
+    layout = Layout("fused_recurrent_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
     return _gla(layout, q, k, v, gk, scale, initial_state, output_final_state)
 
 
@@ -314,7 +318,7 @@ def chunk_simple_gla(
 ):
     """Linear attention with one decay for each head: as `chunk_gla`, with `g` `[B, T, H]` and, the same for all tokens,
     `g_gamma` `[H]`; they add up, and nothing decays without them."""
-    layout = _Layout("chunk_simple_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    layout = Layout("chunk_simple_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
     return _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state)
 
 
@@ -345,5 +349,5 @@ def fused_recurrent_simple_gla(
     **kwargs,
 ):
     """As `chunk_simple_gla`; `reverse` reads from the last token to the first."""
-    layout = _Layout("fused_recurrent_simple_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
+    layout = Layout("fused_recurrent_simple_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
     return _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state)

@@ -5,7 +5,7 @@
 //! - `runtime`: threads and memory of this process, made anew after a fork.
 //! - `attention`: forgetting attention, forward and backward; `scan`: linear recurrences.
 //! - `cuda`: the same on a GPU, on the caller's stream.
-//! - `model`: a language model and its engine.
+//! - `model`: a language model and its engine; `tokenizer`: text to ids and back.
 
 mod array;
 mod attention;
@@ -14,6 +14,7 @@ mod errors;
 mod model;
 mod runtime;
 mod scan;
+mod tokenizer;
 
 use pyo3::prelude::*;
 
@@ -29,6 +30,8 @@ mod _core {
     use super::runtime::{set_threads, threads};
     #[pymodule_export]
     use super::scan::{scan_backward, scan_forward};
+    #[pymodule_export]
+    use super::tokenizer::Tokenizer;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

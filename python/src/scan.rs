@@ -72,10 +72,8 @@ impl Operands {
         let decay = optional("g", decay)?;
         if let Some(decay) = &decay {
             let by_channel = decay.shape()[3] != 1;
-            if by_channel && (spec.key_heads != heads || spec.update == StateUpdate::Delta) {
-                return Err(value_error(
-                    "a decay per channel needs keys per head and no delta rule",
-                ));
+            if by_channel && spec.key_heads != heads && spec.update == StateUpdate::Add {
+                return Err(value_error("a decay per channel needs keys per head"));
             }
             decay.expect("g", [batch, time, heads, if by_channel { spec.key_dim } else { 1 }])?;
         }

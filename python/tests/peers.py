@@ -1,6 +1,6 @@
 """Runs the test suites of peers with the ops and models of foxlm in the place of theirs, and prints a table.
 
-    python tests/peers.py --fla CHECKOUT --published CHECKOUT --transformers CHECKOUT [--cuda] [--only NAME]
+    python tests/peers.py --fla CHECKOUT --published CHECKOUT --transformers CHECKOUT [--cuda] [--only NAME] [--jobs N]
 
 Checkouts are made by the caller; nothing is fetched. What foxlm leaves unwritten is NaN (PyTorch fills fresh memory in
 its deterministic mode). On the CPU, where Triton kernels do not run, the references of flash-linear-attention are its
@@ -11,38 +11,55 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import os
+import subprocess
 import sys
+import tempfile
+import time
 import types
 from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import foxlm
 
-SUITES = ("forgetting_attn", "attn", "attn_sink", "delta", "gdn", "gla", "simple_gla")
+SUITES = ("forgetting_attn", "attn", "attn_sink", "delta", "gdn", "gla", "simple_gla", "kda")
 # Tests of what foxlm does not have, by a part of their names.
 INEXPRESSIBLE = {
     "flash_qla": "tests the choice of FLA's kernels",
     "blackwell_triton_guard": "tests the choice of FLA's kernels",
     "prepare_wy_repr": "tests an inner kernel of FLA",
-    "test_gate[": "tests an inner kernel of FLA",
+    "test_gdn.py::test_gate[": "tests an inner kernel of FLA",
+    "vllm_decode": "tests an inner kernel of FLA",
     "bwd_full_value_reduction": "tests an inner kernel of FLA",
     "fused_chunk": "no such op",
     "test_simple_gla.py::test_parallel": "no such op",
     "ref_matches_gpt_oss": "compares two references",
+    "test_naive_chunk": "compares two references",
 }
+
+
+def in_blocks(function, x, state):
+    """A recurrence `function(x, state)`, whose tape would hold a state for each token, computed again by 64 tokens."""
+    outputs = []
+    for at in range(0, max(x[0].shape[1], 1), 64):
+        block = [None if y is None else y[:, at : at + 64] for y in x]
+        o, state = torch.utils.checkpoint.checkpoint(function, block, state, use_reentrant=False)
+        outputs.append(o)
+    return torch.cat(outputs, 1), state
 
 
 def sequences(function, x, state, cu_seqlens):
     """A reference for packed sequences from one for a batch."""
     if cu_seqlens is None:
-        return function(x, state)
+        return in_blocks(function, x, state)
     ends, parts = cu_seqlens.tolist(), []
     for n, (a, e) in enumerate(zip(ends, ends[1:])):
         cut = [None if y is None else y[:, a:e] for y in x]
-        parts.append(function(cut, None if state is None else state[n : n + 1]))
+        parts.append(in_blocks(function, cut, None if state is None else state[n : n + 1]))
     return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
 
 
@@ -89,17 +106,37 @@ def naive_references():
     }
 
 
-class Plugin:
-    """Puts foxlm's ops into a test module, and counts."""
+def kda_in_blocks(recurrent):
+    """FLA's naive recurrence of `chunk_kda`, in less memory."""
 
-    def __init__(self, cuda):
-        self.cuda = cuda
+    def run(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False):
+        return in_blocks(lambda x, s: recurrent(*x, scale, s, True), (q, k, v, g, beta), initial_state)
+
+    return run
+
+
+def suite_of(nodeid):
+    """The file of a test, or its class."""
+    file, *names = nodeid.split("::")
+    return names[0] if len(names) > 1 else Path(file).stem
+
+
+class Plugin:
+    """Puts foxlm's ops into a test module, and counts; with `shard` `(i, n)` runs the i-th of n parts of the cases. The
+    counts are also in the file `counts`, if there is one, after every case."""
+
+    def __init__(self, cuda, shard=None, counts=None):
+        self.cuda, self.shard, self.counts = cuda, shard, counts
         self.references = {}
         self.results = collections.defaultdict(collections.Counter)
         self.reasons = collections.defaultdict(collections.Counter)
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
         kept = []
+        if self.shard is not None:
+            part, parts = self.shard
+            items[:] = items[len(items) * part // parts : len(items) * (part + 1) // parts]
         for item in items:
             reason = next((why for part, why in INEXPRESSIBLE.items() if part in item.nodeid), None)
             if reason is None:
@@ -107,7 +144,17 @@ class Plugin:
             else:
                 self.results[item.path.stem]["not expressible"] += 1
                 self.reasons[item.path.stem][reason] += 1
+            self.results[suite_of(item.nodeid)]["not run"] += reason is None
         items[:] = kept
+        self.write()
+
+    def write(self):
+        if self.counts is not None:
+            self.counts.write_text(json.dumps([self.results, self.reasons]))
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.results[suite_of(nodeid)]["not run"] -= 1
+        self.write()
 
     def pytest_runtest_setup(self, item):
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -122,29 +169,51 @@ class Plugin:
                 setattr(module, name, getattr(foxlm, name))
             elif name in self.references:
                 setattr(module, name, self.references[name])
-            elif name.startswith("chunk") and not self.cuda:
+            elif name.replace("chunk", "fused_recurrent", 1) in self.references:
                 # The reference of a fused op is a chunked one, whose kernels need a GPU: the naive recurrence instead.
-                setattr(module, name, self.references["fused_recurrent" + name.removeprefix("chunk")])
+                setattr(module, name, self.references[name.replace("chunk", "fused_recurrent", 1)])
+        if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "replaced"):
+            module.naive_recurrent_kda, module.replaced = kda_in_blocks(module.naive_recurrent_kda), True
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        made = yield
+        if item.name.startswith("test_op[") and call.when == "call" and call.excinfo is not None:
+            from peers_published import judge
+
+            frame = next(entry.frame for entry in call.excinfo.traceback if entry.name == "test_op")
+            right, words = judge(frame.f_locals)
+            if right:
+                made.get_result().outcome = "reference wrong"
+            self.reasons[suite_of(item.nodeid)][f"{item.name}: {words}"] += 1
 
     def pytest_runtest_logreport(self, report):
-        file, *names = report.nodeid.split("::")
-        # A class of tests counts as a suite; reports on subtests are not cases.
-        suite = names[0] if len(names) > 1 else Path(file).stem
+        suite, name = suite_of(report.nodeid), report.nodeid.split("::")[-1]
+        # Reports on subtests are not cases.
         if hasattr(report, "context"):
             return
         if report.when == "call" or (report.when == "setup" and not report.passed):
             self.results[suite][report.outcome] += 1
+            if report.failed:
+                self.reasons[suite][f"FAILED {name}: {str(report.longrepr).splitlines()[-1][-160:]}"] += 1
             if report.skipped:
                 self.reasons[suite][str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")] += 1
 
     def table(self):
-        print("\n| suite | cases | pass | fail | skipped by the suite | not expressible |\n|---|---|---|---|---|---|")
+        kinds = ("passed", "failed", "reference wrong", "skipped", "not expressible", "not run")
+        print(f"\n| suite | cases | {' | '.join(kinds)} |\n" + "|---" * (2 + len(kinds)) + "|")
         for suite, counts in sorted(self.results.items()):
-            shown = [counts[name] for name in ("passed", "failed", "skipped", "not expressible")]
+            shown = [counts[kind] for kind in kinds]
             print(f"| {suite} | {sum(shown)} | " + " | ".join(map(str, shown)) + " |")
         for suite, reasons in sorted(self.reasons.items()):
-            for reason, count in reasons.most_common(8):
+            for reason, count in reasons.most_common(40):
                 print(f"{suite}: {count} x {reason}")
+
+    def merge(self, file):
+        """Adds the counts that another process wrote."""
+        for mine, theirs in zip((self.results, self.reasons), json.loads(file.read_text())):
+            for suite, counts in theirs.items():
+                mine[suite].update(counts)
 
 
 class OnCpu(torch.overrides.TorchFunctionMode):
@@ -201,14 +270,48 @@ def main():
         parser.add_argument(f"--{name}", metavar="CHECKOUT", help=getattr(suites, name).__doc__)
     parser.add_argument("--cuda", action="store_true", help="tests run on a GPU, against the peers' own kernels")
     parser.add_argument("--only", default="", help="as pytest's -k")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run the cases side by side")
+    parser.add_argument("--shard", type=int, nargs=2, metavar=("I", "N"), help="only part I of N, from 0")
+    parser.add_argument("--counts", type=Path, help="also write the counts to this file, after every case")
+    parser.add_argument("--seconds", type=float, help="with --jobs: further cases are not run after these")
     chosen = parser.parse_args()
-    plugin, failed = Plugin(chosen.cuda), False
-    arguments = ["-q", "--tb=line", "-k", chosen.only] if chosen.only else ["-q", "--tb=line"]
+    plugin, failed = Plugin(chosen.cuda, chosen.shard, chosen.counts), False
+    if chosen.jobs > 1:
+        failed = in_processes(plugin, chosen.jobs, chosen.seconds)
+        plugin.table()
+        sys.exit(failed)
+    arguments = ["-q", "--tb=line", "--color=no", *(["-k", chosen.only] if chosen.only else [])]
     for name, run in vars(suites).items():
         if getattr(chosen, name) is not None:
             failed |= run(str(Path(getattr(chosen, name)).resolve()), plugin, arguments) != 0
     plugin.table()
     sys.exit(failed)
+
+
+def in_processes(plugin, jobs, seconds):
+    """This command in as many processes, each with a part of the cases; returns whether one failed."""
+    end = None if seconds is None else time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{n}.json") for n in range(jobs)]
+        command = [sys.executable, *sys.argv, "--jobs", "1"]
+        # References call many small ops, which more threads than cores slow down.
+        env = {"OMP_NUM_THREADS": "1"} | os.environ
+        running = [
+            subprocess.Popen(
+                [*command, "--shard", str(n), str(jobs), "--counts", str(file)], stdout=subprocess.DEVNULL, env=env
+            )
+            for n, file in enumerate(files)
+        ]
+        failed = False
+        for process, file in zip(running, files):
+            try:
+                failed |= process.wait(None if end is None else max(end - time.monotonic(), 0)) != 0
+            except subprocess.TimeoutExpired:
+                process.kill()
+                failed = True
+            if file.exists():
+                plugin.merge(file)
+        return failed
 
 
 if __name__ == "__main__":

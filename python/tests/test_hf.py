@@ -136,15 +136,22 @@ def test_masks_with_holes_remove_tokens(name):
     for row, want in enumerate(alone):
         last = model(ids[row : row + 1, :2], past_key_values=want.past_key_values).logits[0]
         torch.testing.assert_close(after.logits[row], last, atol=1e-4, rtol=1e-4)
-    both = model(ids, attention_mask=mask, output_attentions=True, output_hidden_states=True)
+    # New tokens may be masked after cached ones, and the cache can be cropped.
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], position_ids=positions[:, :6], use_cache=True).past_key_values
+    cache.crop(-2)
+    late = model(ids[:, 4:], attention_mask=mask, position_ids=positions[:, 4:], past_key_values=cache)
+    torch.testing.assert_close(late.logits[0, [0, 1, 4]], alone[0].logits[0, 2:5], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(late.logits[1], alone[1].logits[0, 4:], atol=1e-4, rtol=1e-4)
+    both = model(ids, attention_mask=mask, position_ids=positions, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(both.logits, first.logits, atol=1e-4, rtol=1e-4)
     weights = both.attentions[1][0]
     assert weights[:, seen][:, :, ~seen].abs().max() == 0
     torch.testing.assert_close(weights[:, seen].sum(-1), torch.ones(weights.shape[0], 5))
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    right = torch.tensor([[1] * 7 + [0] * 3, [1] * 10])
-    out = model.generate(ids, attention_mask=right, **options)
-    # With rotary positions `generate` itself counts the padding.
-    assert model.config.use_rope or torch.equal(out[0, 10:], model.generate(ids[:1, :7], **options)[0, 7:])
+    for given in (torch.tensor([[1] * 7 + [0] * 3, [1] * 10]), mask):
+        out, kept = model.generate(ids, attention_mask=given, **options), given[0].bool()
+        assert torch.equal(out[0, 10:], model.generate(ids[:1, kept], **options)[0, kept.sum() :])
+        assert torch.equal(out[1:], model.generate(ids[1:], **options))
 
 
 def test_rejects_unsupported_arguments():
@@ -153,9 +160,6 @@ def test_rejects_unsupported_arguments():
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 1\], expected \[2, 7\]"):
         model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
-    hidden = torch.tensor([[1] * 6 + [0], [1] * 7])
-    with pytest.raises(ValueError, match="attention_mask hides new tokens after cached ones that are seen"):
-        model(ids[:, :1], attention_mask=hidden, past_key_values=cache)
     with pytest.raises(ValueError, match="past_key_values is a tuple; use a DynamicCache or the model's FoxCache"):
         model(ids[:, :1], past_key_values=((),))
     static = transformers.StaticCache(config=model.config, max_cache_len=8)
@@ -167,6 +171,13 @@ def test_rejects_unsupported_arguments():
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 6]), use_cache=True)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2, 5\] for input of shape \[1, 6\]"):
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 5]))
+
+
+def test_continuous_batching_is_refused():
+    model = load("fox_pro").eval()
+    for call in (model.generate_batch, model.init_continuous_batching, model.continuous_batching_context_manager):
+        with pytest.raises(NotImplementedError, match="FoxForCausalLM has no continuous batching here"):
+            call([[1, 2, 3]])
 
 
 @pytest.mark.parametrize("name", ["fox_pro", "fox_pro_rope", "fla_fox"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foxlm
-from fixtures import error, folder, tensors
+from fixtures import ROOT, error, folder, tensors
 
 FAMILIES = ["fox_llama", "fox_pro", "fla_fox", "transformer_pro", "delta_net", "hgrn2", "mamba2"]
 
@@ -42,6 +42,42 @@ def test_streamed_log_probabilities_match_the_model(fox_pro):
     assert list(stream) == []
     first, _ = pairs[0]
     assert fox_pro.generate(prompt, 6, stop_ids=[first]) == []
+
+
+def test_batched_answers_equal_single_ones(fox_pro):
+    prompts = [[1, 2, 3], np.array([4, 5]), [6] * 40, [7]]
+    options = {"temperature": 1.0, "seed": 3}
+    alone = [fox_pro.generate(prompt, 9, **options) for prompt in prompts]
+    assert fox_pro.generate_batch(prompts, 9, **options) == alone
+    assert fox_pro.generate_batch([]) == []
+    with pytest.raises(TypeError, match="prompts is a str; it must be a list of prompts"):
+        fox_pro.generate_batch("abc")
+
+
+def test_text_in_gives_text_out():
+    path = ROOT.parent / "models" / "books-16m"
+    if not path.is_dir():
+        pytest.skip(f"{path} is not there: the model is part of the repository, not of the package")
+    model = foxlm.Model.load(path, device="cpu")
+    assert model.tokenizer.name == "bytes" and model.tokenizer.encode("\u00e9a") == [255, 195, 169, 97]
+    # A character of two bytes, of which the first belongs to the prompt.
+    assert model.tokenizer.decode([169, 97], after=[195]) == "\u00e9a"
+    assert model.tokenizer.decode([97, 98]) == "ab" and model.tokenizer.decode([]) == ""
+    texts = ["It was the best of ", "The "]
+    answers = model.generate_batch(texts, 8)
+    assert answers == [model.generate(text, 8) for text in texts]
+    ids = [model.generate(model.tokenizer.encode(text), 8) for text in texts]
+    assert answers == [bytes(found).decode() for found in ids]
+
+
+def test_tokenizers_by_name(tmp_path):
+    words = foxlm.Tokenizer.load("gpt2")
+    assert words.encode("Hello world", add_bos=False) == [15496, 995] and words.bos_id == 50256
+    assert repr(words) == "Tokenizer(gpt2, 50257 ids)"
+    with pytest.raises(ValueError, match="id 50257 at position 0 is not from 0 to 50256"):
+        words.decode([50257])
+    with pytest.raises(ValueError, match="not a usable tokenizer"):
+        foxlm.Tokenizer.load(tmp_path)
 
 
 def test_sampling_follows_its_seed(fox_pro):
@@ -96,6 +132,8 @@ def test_errors(fox_pro, tmp_path):
         foxlm.Model.load(tmp_path, device="cpu")
     with pytest.raises(ValueError, match="id 64 at position 1 is not from 0 to 63"):
         fox_pro.logits([1, 64])
+    with pytest.raises(ValueError, match="id 64 at position 3 of row 1 is not from 0 to 63"):
+        fox_pro.logprobs([[1, 2, 3, 4], [5, 6, 7, 64]])
     with pytest.raises(ValueError, match=r"ids have shape \[0\]"):
         fox_pro.logits([])
     with pytest.raises(ValueError, match="temperature must be 0 or more, not -1"):

@@ -164,9 +164,41 @@ def backwards():
     return (q, k, v, g, h), ours, naive
 
 
+def kimi_delta_attention():
+    q, k, v, g, b = draw((B, T, H, K), (B, T, H, K), (B, T, 2 * H, V), (B, T, 2 * H, K), (B, T, 2 * H))
+    a, bias, h = draw((2 * H,), (2 * H * K,), (B, 2 * H, V, K))
+    ours = lambda q, k, v, g, b, a, bias, h: foxlm.chunk_kda(
+        q, k / K**0.5, v, g, b, initial_state=h, output_final_state=True, use_gate_in_kernel=True, A_log=a,
+        dt_bias=bias, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, state_v_first=True,
+    )  # fmt: skip
+
+    def naive(q, k, v, g, b, a, bias, h):
+        decay = -a.exp()[:, None] * torch.nn.functional.softplus(g + bias.view(2 * H, K))
+        x = q, k / K**0.5, v, decay, 2 * b.sigmoid()
+        o, s = recur(*x, scale=K**-0.5, delta=True, state=h.transpose(2, 3))
+        return o, s.transpose(2, 3)
+
+    return (q, k, v, g, b, a, bias, h), ours, naive
+
+
+def packed_kimi_delta_attention():
+    q, k, v, g, b = draw((1, T, H, K), (1, T, H, K), (1, T, H, V), (1, T, H, K), (1, T, H))
+    (h,) = draw((3, H, K, V))
+    ends = [0, 70, 70, T]
+    ours = lambda q, k, v, g, b, h: foxlm.fused_recurrent_kda(
+        q, k, v, g, b.sigmoid(), use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, lower_bound=-5.0, scale=0.5,
+        initial_state=h, output_final_state=True, cu_seqlens=torch.tensor(ends),
+    )  # fmt: skip
+    unit = lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    naive = lambda q, k, v, g, b, h: recur(
+        unit(q), unit(k), v, -5 * g.sigmoid(), b.sigmoid(), scale=0.5, delta=True, state=h, ends=ends
+    )
+    return (q, k, v, g, b, h), ours, naive
+
+
 KINDS = [
     delta_rule, gated_delta_rule, gla, hgrn2, simple_gla, mamba, from_a_state, packed_states, fixed_decays,
-    gates_in_the_op, backwards,
+    gates_in_the_op, backwards, kimi_delta_attention, packed_kimi_delta_attention,
 ]  # fmt: skip
 
 
@@ -263,6 +295,21 @@ def test_mamba_sequence_ids_start_again():
         foxlm.mamba_chunk_scan_combined(*one, -a.exp(), b[:1], c[:1], return_varlen_states=True)
 
 
+def test_kda_returns_states_of_chunks():
+    q, k, v, g, b, h = (x.detach() for x in packed_kimi_delta_attention()[0])
+    g, b, k, ends = -g.abs(), b.sigmoid(), k / K**0.5, [0, 40, T]
+    with torch.inference_mode():
+        o, last, states = foxlm.chunk_kda(
+            q, k, v, g, b, initial_state=h[:2], output_final_state=True, return_intermediate_states=True, chunk_size=32,
+            cu_seqlens=torch.tensor(ends),
+        )  # fmt: skip
+    assert states.shape == (1, 2 + 4, H, K, V) and torch.equal(states[0, [0, 2]], h[:2])
+    _, want = recur(*[x[:, 40:104] for x in (q, k, v, g, b)], delta=True, state=h[1:2])
+    assert error(states[:, 4], want) < 1e-5
+    with pytest.raises(ValueError, match=r"return_intermediate_states outside of torch.inference_mode\(\)"):
+        foxlm.chunk_kda(q, k, v, g, b, return_intermediate_states=True)
+
+
 def test_empty_batch_and_empty_sequence():
     q, k, v, b = (x.detach() for x in delta_rule()[0])
     o, last = foxlm.chunk_delta_rule(q[:0], k[:0], v[:0], b[:0], output_final_state=True)
@@ -302,6 +349,14 @@ def test_errors():
         foxlm.fused_recurrent_gated_delta_rule(q, k, v, gk=k)
     with pytest.raises(ValueError, match="allow_neg_eigval needs use_beta_sigmoid_in_kernel"):
         foxlm.chunk_gated_delta_rule(q, k, v, b, b, allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="`chunk_size` must be either 32 or 64 for chunk_kda, got 16"):
+        foxlm.chunk_kda(q, k, v, k, b, chunk_size=16)
+    with pytest.raises(ValueError, match="lower_bound is None; safe_gate needs one from -5 to 0"):
+        foxlm.chunk_kda(q, k, v, k, b, use_gate_in_kernel=True, safe_gate=True)
+    with pytest.raises(ValueError, match="A_log is missing; it may be None only with lower_bound"):
+        foxlm.chunk_kda(q, k, v, k, b, use_gate_in_kernel=True)
+    with pytest.raises(ValueError, match="A_log and dt_bias need use_gate_in_kernel"):
+        foxlm.chunk_kda(q, k, v, k, b, A_log=b)
     with pytest.warns(DeprecationWarning, match="transpose_state_layout is the old name of state_v_first"):
         foxlm.chunk_gla(q, k, v, -k.abs(), transpose_state_layout=True)
     with pytest.raises(ValueError, match="q is a ndarray; it must be a tensor of PyTorch"):

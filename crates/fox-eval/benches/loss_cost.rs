@@ -59,7 +59,7 @@ fn documents(count: usize, length: usize, vocab: usize) -> MemoryDataset {
 
 fn evaluate(model: &Model, data: &dyn Dataset, length: usize, documents: u64) -> Outcome<()> {
     let subject = Subject { name: "m", model, training_length: None };
-    let options = LossOptions { length, documents, pruning: Pruning::Off };
+    let options = LossOptions { length, documents, pruning: Pruning::Off, mask_every: 8 };
     evaluate_loss(&subject, data, &options, None, |_| ())?;
     Ok(())
 }

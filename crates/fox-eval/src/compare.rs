@@ -315,7 +315,12 @@ mod tests {
             |task: &str| TaskResult { task: task.into(), model: "b".into(), figures: vec![figure] };
         let comparison = Comparison {
             models: vec![facts("a"), facts("b")],
-            loss: Some(LossReport { data: "d".into(), trained_on: false, curves }),
+            loss: Some(LossReport {
+                data: "d".into(),
+                trained_on: false,
+                masked_every: None,
+                curves,
+            }),
             tasks: TaskReport { results: vec![result("piqa"), result("trec")] },
             left_out: vec!["Needles need a text.".into()],
             ..Comparison::default()

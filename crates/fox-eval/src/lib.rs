@@ -25,7 +25,7 @@
 //! let model = Model::init(&config, 1, &fox_cpu::device())?;
 //! let subject = Subject { name: "untrained", model: &model, training_length: None };
 //!
-//! let options = LossOptions { length: 128, documents: 4, pruning: Pruning::Config };
+//! let options = LossOptions { length: 128, documents: 4, pruning: Pruning::Config, mask_every: 8 };
 //! let sums = evaluate_loss(&subject, &data, &options, None, |_documents_done| ())?;
 //! let curve = LossCurve::new("untrained", &sums, None);
 //! assert_eq!((curve.documents, curve.per_position.len()), (4, 128));

@@ -16,7 +16,7 @@ fn dump(name: &str) -> PathBuf {
 }
 
 fn options(length: usize, documents: u64) -> LossOptions {
-    LossOptions { length, documents, pruning: Pruning::Off }
+    LossOptions { length, documents, pruning: Pruning::Off, mask_every: 8 }
 }
 
 fn tiny() -> Model {

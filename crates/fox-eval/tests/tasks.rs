@@ -11,7 +11,7 @@ use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
     read_rows, result_on_file, run_task, with_shots,
 };
-use fox_model::{ForwardOptions, Model, ModelConfig};
+use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::{Device, Segments, Tape};
 use serde_json::json;
 
@@ -187,6 +187,17 @@ fn progress_ends_at_one() {
     run_task(&subject(&model), &tokenizer, &spec, &questions(), &options, |x| seen.push(x))
         .unwrap();
     assert!(seen.is_sorted() && seen[0] > 0.0 && seen.last() == Some(&1.0), "{seen:?}");
+}
+
+#[test]
+fn pruning_reaches_the_model() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let spec = find("piqa", None).unwrap();
+    // The model rejects a tolerance above 1 = e^0.
+    let options = TaskOptions { pruning: Pruning::Tolerance(1.0), ..TaskOptions::default() };
+    let result = run_task(&subject(&model), &tokenizer, &spec, &questions(), &options, |_| ());
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("log_tolerance is 1, but must be at most 0"), "{error}");
 }
 
 #[test]

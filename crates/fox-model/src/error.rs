@@ -56,6 +56,12 @@ pub enum Error {
     /// The caller's arguments do not fit the model.
     #[error("{0}")]
     Argument(String),
+    /// Decoding with an encoder.
+    #[error(
+        "the model is an encoder: it predicts masked tokens from both sides and cannot generate text; name a causal \
+         model instead"
+    )]
+    Encoder,
     /// The decode state does not fit the step.
     #[error(transparent)]
     Cache(#[from] fox_cache::Error),

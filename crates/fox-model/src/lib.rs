@@ -68,7 +68,7 @@ pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::path::{PathConfig, PathConv};
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
-pub use model::{ForwardOptions, ForwardOutput, Model, Pruning, TokenDecoder, TokenLoss};
+pub use model::{ForwardOptions, ForwardOutput, Model, Pooling, Pruning, TokenDecoder, TokenLoss};
 pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
 pub use retrofit::{RetrofitOptions, RetrofitReport, retrofit_checkpoint};

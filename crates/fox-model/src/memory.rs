@@ -132,6 +132,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn training_memory_is_the_sum_of_its_parts() {
+        let config = ModelConfig::fox_pro(64, 2, 2);
+        let estimate = |batch| MemoryEstimate::new(&config, batch, 128).unwrap();
+        let (one, two) = (estimate(1), estimate(2));
+        let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+        assert_eq!(one.weights, 4.0 * parameters as f64);
+        assert_eq!(two.activations, 2.0 * one.activations);
+        assert_eq!(two.activations_recomputed, 2.0 * one.activations_recomputed);
+        assert_eq!((two.weights, two.cache), (one.weights, 2.0 * one.cache));
+        let state = one.weights + one.gradients + one.optimizer;
+        assert_eq!(one.train(), state + one.activations);
+        assert_eq!(one.train_recomputed(), state + one.activations_recomputed);
+    }
+
+    #[test]
+    fn activations_of_mamba2_are_counted() {
+        let estimate = MemoryEstimate::new(&ModelConfig::mamba2(64, 1, 4), 1, 1).unwrap();
+        // Four tensors of inner width 128, two of the 384 channels of the convolution, three values per head.
+        let mixer = 4 * 128 + 2 * 384 + 3 * 4;
+        // A state of 128 x 128 values for 64 tokens; the residual sum, its norm and its scale.
+        let block = mixer + 128 * 128 / 64 + 2 * 64 + 1;
+        // Three tensors of the hidden width outside of the block.
+        assert_eq!(estimate.activations, 4.0 * (block + 3 * 64) as f64);
+    }
+
+    #[test]
     fn memory_estimate_matches_a_gpu_measurement() {
         let estimate = |(width, layers, heads): (usize, usize, usize), batch: usize| {
             let mut config = ModelConfig::fox_pro(width, layers, heads);

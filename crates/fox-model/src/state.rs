@@ -6,16 +6,23 @@ use fox_tensor::{Error as TensorError, ParamId, Result as TensorResult};
 
 use crate::mixers::forgetting::{ForgettingLayer, Projection};
 use crate::params::Parameters;
-use crate::{Model, Result};
+use crate::{Error, Model, Result};
 
 impl Model {
+    /// An error for encoders, which have no decode state.
+    pub fn check_causal(&self) -> Result<()> {
+        if self.config().is_encoder() { Err(Error::Encoder) } else { Ok(()) }
+    }
+
     /// An empty decode state for `batch` sequences with room for `capacity` tokens each.
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<Cache> {
+        self.check_causal()?;
         Ok(Cache::new(self.config().state_specs(), batch, capacity, self.device())?)
     }
 
     /// An empty decode state of one sequence in pages; see [`Model::page_policy`].
     pub fn new_paged_cache(&self, policy: &PagePolicy) -> Result<Cache> {
+        self.check_causal()?;
         Ok(Cache::paged(self.config().state_specs(), policy, self.device())?)
     }
 

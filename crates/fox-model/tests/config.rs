@@ -7,7 +7,7 @@ use fox_model::{
     Architecture, CheckpointLayout, DecayTime, Error, ForgetGate, ForgettingConfig, ModelConfig,
     ModelType, Preset, QkNorm,
 };
-use fox_tensor::{Activation, AttentionWeights, Rope, RopeScaling};
+use fox_tensor::{Activation, AttentionWeights, Mask, Rope, RopeScaling};
 use proptest::prelude::*;
 
 fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
@@ -209,6 +209,14 @@ fn names_options_that_a_format_lacks() {
     assert!(error.ends_with("cannot express num_kv_heads below num_heads"), "{error}");
     let stick = ModelConfig::stick_breaking(64, 2, 4);
     assert_eq!(stick.storage_type(), kind(NATIVE));
+    let encoder = ModelConfig::fox_encoder(64, 2, 4);
+    assert_eq!(encoder.storage_type(), kind("fox_encoder"));
+    for model_type in ModelType::all().into_iter().filter(|t| t.as_str() != "fox_encoder") {
+        let error = encoder.to_json(model_type).unwrap_err().to_string();
+        assert!(error.contains("cannot express bidirectional attention"), "{error}");
+    }
+    let error = pro.to_json(kind("fox_encoder")).unwrap_err().to_string();
+    assert!(error.ends_with("cannot express causal attention"), "{error}");
     for layout in [CheckpointLayout::OFFICIAL, CheckpointLayout::FLA] {
         let error = stick.to_json(stick.default_model_type(layout)).unwrap_err().to_string();
         assert!(error.contains("attention_weights \"stick_breaking\""), "{error}");
@@ -299,11 +307,16 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
             config.mlp.intermediate_size = intermediate_size;
             config.mlp.hidden_ratio = 3.5;
             config.tokens.pad = pad;
+            config.tokens.mask = pad.filter(|_| tied);
             config.tie_word_embeddings = tied;
             config.mixer = Box::new(ForgettingConfig {
                 heads: 4,
                 kv_heads: if grouped { 2 } else { 4 },
                 head_dim: grouped.then_some(24),
+                mask: match tied && !bias && weights == AttentionWeights::Softmax {
+                    true => Mask::Bidirectional,
+                    false => Mask::Causal,
+                },
                 weights,
                 gate,
                 qkv_bias: bias,
@@ -361,7 +374,8 @@ proptest! {
             outright_width(&mut again, &config, kind);
             prop_assert_eq!(&again, &config);
         }
-        prop_assert!(config.to_json(kind(NATIVE)).is_ok());
+        let own = if config.is_encoder() { "fox_encoder" } else { NATIVE };
+        prop_assert!(config.to_json(kind(own)).is_ok());
     }
 
     #[test]
@@ -440,6 +454,7 @@ const FIELDS: &[&str] = &[
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
+    "mask_token_id",
     "attn",
     "num_groups",
     "n_groups",

@@ -23,6 +23,8 @@ fn patterns_repeat_and_may_be_truncated() {
     let config = parse(r#"["fox", "window:16", "gated-delta-net", "mamba2"]"#).unwrap();
     let want = ["FoX", "Transformer", "Gated DeltaNet", "Mamba-2", "FoX", "Transformer"];
     assert_eq!(names(&config), want);
+    // Those of its attention.
+    assert_eq!((config.heads(), config.mixer.key_heads(&config)), ((4, 16), 4));
     let window = config.mixer_of(5).forgetting().unwrap();
     assert_eq!((window.window, window.rope.map(|rope| rope.base)), (Some(16), Some(500_000.0)));
     let fox = config.mixer_of(4).forgetting().unwrap();

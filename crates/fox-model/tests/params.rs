@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_model::{DecayTime, ForgetGate, Model, ModelConfig, ParamSpec};
-use fox_tensor::Device;
+use fox_tensor::{Device, WeightFormat};
 
 fn small() -> ModelConfig {
     let mut config = ModelConfig::fox_pro(32, 1, 2);
@@ -52,6 +52,20 @@ fn stacked_matrices_are_marked() {
             assert_eq!(spec.matrices, want, "{name} {:?}", spec.dims);
         }
     }
+}
+
+#[test]
+fn weights_per_head_are_not_packed() {
+    let model = Model::init(&small(), 1, &Device::naive()).unwrap();
+    let specs = small().param_specs();
+    // Two heads: the projections of the forget gate and of the shifts have two rows.
+    let in_f32 = ["embeddings", "fgate_proj", "shift_proj"];
+    let packed = specs
+        .iter()
+        .filter(|spec| spec.dims.len() == 2 && !in_f32.iter().any(|name| spec.name.contains(name)));
+    let packed: usize = packed.map(ParamSpec::count).sum();
+    let bytes = |format: WeightFormat| model.weight_bytes_per_step(format);
+    assert_eq!(bytes(WeightFormat::F32) - bytes(WeightFormat::Bf16), 2.0 * packed as f64);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is particular to the recurrent families and to gates that do not look at the input.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fox_model::{
     CheckpointLayout, DecayTime, Error, ForgetGate, ForgettingConfig, ForwardOptions, Hgrn2Config,
@@ -67,6 +67,31 @@ fn formats_name_what_they_lack() {
     assert!(error.to_string().contains("HGRN2"), "{error}");
     let error = ModelConfig::fox_pro(64, 2, 2).to_json(kind("mamba2")).unwrap_err();
     assert!(error.to_string().contains("softmax attention"), "{error}");
+}
+
+#[test]
+fn delta_net_reads_its_output_gate() {
+    for gated in [false, true] {
+        let text = format!(
+            r#"{{"model_type": "delta_net", "hidden_size": 64, "num_heads": 2, "use_gate": {gated}}}"#
+        );
+        let (config, _) = ModelConfig::from_json(&text, Path::new("config.json")).unwrap();
+        let specs = config.param_specs();
+        assert_eq!(specs.iter().any(|spec| spec.name.contains("attn.g_proj")), gated);
+    }
+}
+
+#[test]
+fn sizes_of_hgrn2_follow_its_heads() {
+    let mut config = ModelConfig::hgrn2(32, 1, 4);
+    let (heads, expand_ratio) = (4, 16);
+    let lower_bounds = LowerBounds::None;
+    config.mixer =
+        Box::new(Hgrn2Config { heads, expand_ratio, lower_bounds, output_norm_eps: 1e-5 });
+    assert_eq!((config.heads(), config.mixer.key_heads(&config)), ((4, 16), 4));
+    // Values of 8 per head, chunks of 2 tokens: products of queries and keys, of weights and values, with states.
+    let want = 4 * (2 * 4 * 16) + 3 * (2 * 4 * 8) + 6 * (2 * 4 * 16 * 8);
+    assert_eq!(config.mixer.train_flops(&config, 2), f64::from(want));
 }
 
 /// With a large first row all bounds of the table are 0, which is what the official layer does.

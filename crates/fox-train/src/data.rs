@@ -188,3 +188,24 @@ fn tokenizer_of(path: &Path, data: &dyn Dataset) -> Option<Tokenizer> {
         .flatten()
         .find(|tokenizer| tokenizer.identity().to_string() == identity)
 }
+
+#[cfg(test)]
+mod tests {
+    use fox_data::MemoryDataset;
+
+    use super::*;
+
+    #[test]
+    fn tokenizer_has_the_identity_of_the_data() {
+        let bytes = Tokenizer::from_name("bytes").unwrap();
+        let found = |identity: &str| {
+            let (size, bos) = (bytes.vocab_size(), bytes.bos());
+            let data = MemoryDataset::new(vec![vec![1, 2]], size, bos, identity);
+            tokenizer_of(Path::new("missing"), &data).map(|t| t.identity().to_string())
+        };
+        let identity = bytes.identity().to_string();
+        assert_eq!(found(&identity), Some(identity));
+        assert_eq!(found("bytes:0"), None);
+        assert_eq!(found("another"), None);
+    }
+}

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use fox_base::random::mix;
 use fox_data::{Dataset, DocumentChunk, DocumentChunks, IGNORED_LABEL, Tokenizer};
 use fox_dist::Group;
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape};
 use serde::{Deserialize, Serialize};
 
+use crate::masking::Masking;
 use crate::{Error, Result};
 
 /// Mean loss of the positions `from .. to` of their sequences.
@@ -31,6 +33,9 @@ pub struct Evaluation {
     pub sequences: u64,
     /// Positions that were predicted.
     pub predictions: u64,
+    /// Whether these are the masked tokens of an encoder.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub masked: bool,
     /// Means by position, in windows that double: 0-15, 16-31, 32-63 and so on.
     pub by_position: Vec<PositionLoss>,
 }
@@ -40,6 +45,7 @@ impl Evaluation {
     pub fn name(&self) -> String {
         let length = self.by_position.last().map_or(0, |window| window.to);
         match self.predictions == self.sequences * length as u64 {
+            _ if self.masked => format!("held-out loss ({} masked tokens)", self.predictions),
             true => format!("held-out loss ({} x {length} tokens)", self.sequences),
             // In the data of tasks only answers are predicted.
             false => format!("held-out loss ({} answers)", self.predictions),
@@ -60,6 +66,7 @@ pub struct Evaluator {
     chunks: Vec<DocumentChunk>,
     length: usize,
     rows: usize,
+    masking: Option<Masking>,
 }
 
 impl Evaluator {
@@ -78,12 +85,18 @@ impl Evaluator {
         if chunks.is_empty() {
             return Err(Error::HeldOutTooShort { length, longest: data.lengths().longest() });
         }
-        Ok(Evaluator { data, chunks, length, rows: rows.max(1) })
+        Ok(Evaluator { data, chunks, length, rows: rows.max(1), masking: None })
+    }
+
+    /// The evaluation of an encoder: the loss of masked tokens, always the same ones.
+    #[must_use]
+    pub fn masked(self, masking: Option<Masking>) -> Evaluator {
+        Evaluator { masking: masking.map(Masking::held_out), ..self }
     }
 
     /// Bytes of text per token of the sequences; `None` for data that are not text or not predicted throughout.
     pub fn bytes_per_token(&self, tokenizer: &Tokenizer) -> Result<Option<f64>> {
-        if matches!(tokenizer, Tokenizer::Synthetic(_)) {
+        if matches!(tokenizer, Tokenizer::Synthetic(_)) || self.masking.is_some() {
             return Ok(None);
         }
         let (mut ids, mut labelled) = (vec![0; self.length], vec![true; self.length]);
@@ -132,7 +145,8 @@ impl Evaluator {
                 counts[i % self.length] += 1;
             }
         }
-        Ok(summarize(self.chunks.len(), &sums, &counts))
+        let evaluation = summarize(self.chunks.len(), &sums, &counts);
+        Ok(Evaluation { masked: self.masking.is_some(), ..evaluation })
     }
 
     /// What the model reads and should predict, `[chunks, length]` each.
@@ -142,6 +156,13 @@ impl Evaluator {
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());
         for chunk in chunks {
             self.data.read_labelled(chunk.document, chunk.start, &mut ids, &mut labelled)?;
+            if let Some(masking) = &self.masking {
+                let key = mix(chunk.document) ^ chunk.start;
+                let (masked, predicted) = masking.sequence(key, &ids);
+                inputs.extend(masked);
+                labels.extend(predicted);
+                continue;
+            }
             inputs.push(bos);
             inputs.extend(ids[..self.length - 1].iter().map(|id| *id as i32));
             let label = |(id, labelled): (&u32, &bool)| match labelled {
@@ -192,6 +213,7 @@ fn summarize(sequences: usize, sums: &[f64], counts: &[u64]) -> Evaluation {
         loss: mean(0..sums.len()),
         sequences: sequences as u64,
         predictions: counts.iter().sum(),
+        masked: false,
         by_position,
     }
 }

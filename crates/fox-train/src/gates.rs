@@ -1,8 +1,10 @@
 //! Measurements of forget gates: half-lives per head, and the fraction of attention tiles that pruning skips.
 
+use std::cell::RefCell;
+
 use fox_data::Batch;
-use fox_model::{ForwardOptions, Model};
-use fox_tensor::{Segments, Tape, Tensor, tile_counts};
+use fox_model::{AttentionView, ForwardOptions, Model, Observer};
+use fox_tensor::{Segments, Tensor, tile_counts};
 
 use crate::Result;
 use crate::step::segments;
@@ -23,26 +25,24 @@ pub fn half_lives(
     let starts = segments(batch, 0, 1)?.as_slice().iter().map(|s| s.q_start).collect::<Vec<_>>();
     let cuts = starts.into_iter().filter(|start| *start < tokens).chain([tokens]);
     let segments = Segments::packed(&cuts.collect::<Vec<_>>())?;
-    let mut cache = model.new_cache(segments.len(), tokens)?;
     let ids = device.from_i32(&batch.inputs[..tokens], [tokens])?;
-    let mut tape = Tape::inference(device);
-    model.forward(&mut tape, &ids, &segments, Some(&mut cache), options)?;
-    let rows: Vec<usize> = (0..cache.batch())
-        .flat_map(|b| (0..cache.lens()[b]).map(move |t| (b, t)))
-        .map(|(b, t)| b * cache.capacity() + t)
-        .collect();
-    let layers = 0..model.config().num_layers;
-    layers
-        .map(|layer| match cache.log_gates(layer) {
-            None => Ok(Vec::new()),
-            Some(gates) => {
-                let heads = gates.cols();
-                let values = gates.to_f32()?;
-                let median = |h| median(rows.iter().map(|r| values[r * heads + h]).collect());
-                Ok((0..heads).map(|h| half_life(median(h))).collect())
-            }
-        })
-        .collect()
+    let medians = Medians(RefCell::new(vec![Vec::new(); model.config().num_layers]));
+    model.observe(&ids, &segments, options, &medians)?;
+    Ok(medians.0.into_inner())
+}
+
+/// Median half-lives of every layer and head.
+struct Medians(RefCell<Vec<Vec<f64>>>);
+
+impl Observer for Medians {
+    fn attention(&self, view: &AttentionView<'_>) -> fox_tensor::Result<()> {
+        let Some(gates) = view.log_gates else { return Ok(()) };
+        let (heads, values) = (gates.cols(), gates.to_f32()?);
+        let of_head = |h: usize| values.iter().skip(h).step_by(heads).copied().collect();
+        self.0.borrow_mut()[view.layer] =
+            (0..heads).map(|h| half_life(median(of_head(h)))).collect();
+        Ok(())
+    }
 }
 
 fn half_life(log_gate: f32) -> f64 {

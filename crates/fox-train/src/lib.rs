@@ -41,6 +41,7 @@ mod export;
 mod files;
 mod fit;
 pub mod gates;
+pub mod masking;
 mod memory_check;
 pub mod messages;
 pub mod metrics;

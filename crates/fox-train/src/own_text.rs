@@ -242,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn sample_leaves_out_held_out_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("my.txt");
+        std::fs::write(&text, "0123456789".repeat(1000)).unwrap();
+        let found = sample(&text, Some("bytes")).unwrap();
+        assert_eq!((found.complete, found.tokens), (true, 9_500));
+    }
+
+    #[test]
     fn sequences_fit_into_the_documents() {
         // A document of 6,000 tokens, of which 300 are held out.
         let choice = chosen(6_000, 1, false).unwrap();

@@ -8,6 +8,7 @@ use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Gradients, WeightFormat};
 
 use crate::checkpoint::RunState;
+use crate::masking::Masking;
 use crate::optimizer::{StepReport, Updater};
 use crate::overlapped_reduce::OverlappedReduce;
 use crate::recipe::{Reduction, TrainingRecipe};
@@ -29,6 +30,8 @@ pub struct Stepper {
     training: TrainingRecipe,
     portion: RankShard,
     early: OverlappedReduce,
+    /// Of encoders.
+    masking: Option<Masking>,
     /// Tokens in a sequence of the last stage, which the portion is counted in.
     length: usize,
 }
@@ -65,6 +68,7 @@ impl Stepper {
         let early = OverlappedReduce::new(&updater, recipe.parallel.bucket);
         Ok(Stepper {
             early,
+            masking: recipe.masking(model.config())?,
             model,
             updater,
             state,
@@ -91,6 +95,8 @@ impl Stepper {
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutcome> {
         let lr = self.schedule.lr(self.state.tokens);
+        let masked = self.masking.map(|masking| masking.batch(batch, self.state.step));
+        let batch = masked.as_ref().unwrap_or(batch);
         let (gradients, own) = self.gradient(batch)?;
         let group = self.updater.group().clone();
         // Part by part, in the order of the rows: the same sum for any number of processes.

@@ -44,7 +44,8 @@ impl ValidatedRun {
         recipe.check_context(&config)?;
         memory_check::check(recipe, &config, device, ranks)?;
         let stages = Stages::new(data, recipe)?;
-        let evaluator = data.evaluator(recipe)?;
+        let masking = recipe.masking(&config)?;
+        let evaluator = data.evaluator(recipe)?.map(|evaluator| evaluator.masked(masking));
         Ok(ValidatedRun { config, stages, evaluator })
     }
 }

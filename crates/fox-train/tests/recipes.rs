@@ -469,7 +469,8 @@ fn gate_init_sets_decay_times() {
 #[test]
 fn gate_init_defaults() {
     let init = |name: &str| load(name, &[]).unwrap().training.gate_init;
-    for name in ["tiny-fox-llama", "tiny-hybrid", "books-small", "fox-pro-1m", "fox-llama-26m"] {
+    for name in ["tiny-fox-llama", "tiny-hybrid", "tiny-encoder", "fox-pro-1m", "fox-encoder-125m"]
+    {
         assert_eq!(init(name), GateInit::Spread, "{name}");
     }
     for name in ["fox-pro-125m", "fox-llama-760m-48b", "fox-window-125m", "task-parity+fox-pro"] {
@@ -483,6 +484,7 @@ fn gate_init_defaults() {
         "tiny-fox-pro+mamba2",
         "tiny-stick-breaking",
         "books-small-transformer",
+        "transformer-encoder-26m",
     ] {
         assert_eq!(init(name), GateInit::Published, "{name}");
     }

@@ -12,7 +12,7 @@ const COLUMNS: usize = 80;
 
 /// The groups of commands, in the order in which a newcomer meets them.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Use a model", &["generate", "chat", "serve", "inspect"]),
+    ("Use a model", &["generate", "chat", "serve", "inspect", "embed"]),
     ("Train", &["train", "prepare", "watch", "launch"]),
     ("Evaluate", &["eval", "compare"]),
     ("Experiments", &["demo", "sweep", "reproduce"]),
@@ -123,6 +123,14 @@ const USAGES: &[Usage] = &[
         "inspect",
         ["fox inspect --text novel.txt", "fox inspect runs/tiny --length 512 --heads 0:0,1:1"],
         "ideas",
+    ),
+    usage(
+        "embed",
+        [
+            "fox embed runs/encoder --text \"The fox\"",
+            "fox embed runs/encoder --file texts.jsonl --normalize > vectors.jsonl",
+        ],
+        "encoders",
     ),
     usage(
         "generate",

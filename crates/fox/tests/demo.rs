@@ -62,7 +62,7 @@ fn demo_losses_match_evaluation_and_exceed_entropy() {
         let folder = Path::new(seeds[0]["folder"].as_str().unwrap()).join("export");
         let opened = Model::from_checkpoint(&folder, &fox_cpu::device()).unwrap();
         let subject = Subject { name: "again", model: &opened, training_length: Some(256) };
-        let options = LossOptions { length: 1024, documents: 2, pruning };
+        let options = LossOptions { length: 1024, documents: 2, pruning, mask_every: 8 };
         let data = SyntheticDataset::new(config);
         let losses = evaluate_loss(&subject, &data, &options, None, |_| ()).unwrap().mean();
         let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
 from transformers import PretrainedConfig
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# The style of a weight that all ranks hold, whose gradients are added up.
+_SUMMED = "replicated_with_grad_allreduce"
 
 
 class FoxConfig(PretrainedConfig):
@@ -36,45 +46,45 @@ class FoxConfig(PretrainedConfig):
 
     def __init__(
         self,
-        vocab_size=32000,
-        hidden_size=2048,
-        num_hidden_layers=24,
-        num_heads=32,
-        num_kv_heads=None,
-        hidden_ratio=4,
-        intermediate_size=None,
-        hidden_act="swish",
-        norm_eps=1e-6,
-        fgate_type=None,
-        fgate_bias_init=False,
-        decay_time_min=None,
-        decay_time_max=None,
-        use_rope=None,
-        rope_base=500000.0,
-        use_output_gate=False,
-        ogate_act="sigmoid",
-        use_output_norm=False,
-        qk_norm=False,
-        qk_norm_share_param_across_head=False,
-        qkv_bias=False,
-        use_k_shift=False,
-        use_v_shift=False,
-        log_pruning_tolerance=None,
-        window_size=None,
-        gate_init="published",
-        use_l2warp=False,
-        elementwise_affine=True,
-        attnres_block_size=None,
-        attention_bias=False,
-        initializer_range=0.02,
-        max_position_embeddings=2048,
-        use_cache=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        tie_word_embeddings=False,
-        **kwargs,
-    ):
+        vocab_size: int = 32000,
+        hidden_size: int = 2048,
+        num_hidden_layers: int = 24,
+        num_heads: int = 32,
+        num_kv_heads: int | None = None,
+        hidden_ratio: float | None = 4,
+        intermediate_size: int | None = None,
+        hidden_act: Literal["swish", "silu", "sigmoid"] = "swish",
+        norm_eps: float = 1e-6,
+        fgate_type: Literal["full", "bias_only", "fixed", "none"] | None = None,
+        fgate_bias_init: bool = False,
+        decay_time_min: float | None = None,
+        decay_time_max: float | None = None,
+        use_rope: bool | None = None,
+        rope_base: float = 500000.0,
+        use_output_gate: bool = False,
+        ogate_act: Literal["sigmoid", "silu"] = "sigmoid",
+        use_output_norm: bool = False,
+        qk_norm: bool = False,
+        qk_norm_share_param_across_head: bool = False,
+        qkv_bias: bool = False,
+        use_k_shift: bool = False,
+        use_v_shift: bool = False,
+        log_pruning_tolerance: float | None = None,
+        window_size: int | None = None,
+        gate_init: Literal["published", "spread"] | Sequence[float] = "published",
+        use_l2warp: bool = False,
+        elementwise_affine: bool = True,
+        attnres_block_size: None = None,
+        attention_bias: bool = False,
+        initializer_range: float = 0.02,
+        max_position_embeddings: int = 2048,
+        use_cache: bool = True,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        tie_word_embeddings: bool = False,
+        **kwargs: Any,
+    ) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.num_hidden_layers = num_hidden_layers
@@ -115,7 +125,7 @@ class FoxConfig(PretrainedConfig):
         self.pad_token_id, self.tie_word_embeddings = pad_token_id, tie_word_embeddings
         self._check()
 
-    def _check(self):
+    def _check(self) -> None:
         if self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         choices = {
@@ -145,7 +155,7 @@ class FoxConfig(PretrainedConfig):
         if self.kv_heads != self.num_heads and (self.use_k_shift or self.use_v_shift):
             raise ValueError("num_kv_heads with use_k_shift or use_v_shift; shifts need a key head for each head")
 
-    def _check_gate_init(self):
+    def _check_gate_init(self) -> None:
         init = self.gate_init
         if isinstance(init, (list, tuple)):
             numbers = len(init) == 2 and all(isinstance(x, (int, float)) for x in init)
@@ -158,7 +168,7 @@ class FoxConfig(PretrainedConfig):
             raise ValueError(f"gate_init is {init!r}, but {gates}")
 
     @property
-    def decay_times(self):
+    def decay_times(self) -> tuple[float, ...] | None:
         """Shortest and longest memory, in tokens, with which gates begin; None where their biases begin at 0."""
         if self.fgate_type == "full":
             if self.gate_init == "published":
@@ -188,13 +198,38 @@ class FoxConfig(PretrainedConfig):
         ratio = 4 if self.hidden_ratio is None else self.hidden_ratio
         return 256 * -(-int(self.hidden_size * ratio * 2 / 3) // 256)
 
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How the library shards the matrices over GPUs: by heads. Where norms or gate biases of all heads are one
+        tensor, outputs are gathered, and every GPU computes the attention of all heads."""
+        shared = self.qk_norm_share_param_across_head and _SUMMED in ALL_PARALLEL_STYLES
+        norms = self.use_output_norm or (self.qk_norm and not shared)
+        by_head = self.fgate_type in ("full", "none") and not norms
+        into, out = ("colwise", "rowwise") if by_head else ("colwise_rep", "rowwise_rep")
+        fla = self.layout == "fla"
+        names = ["q_proj"]
+        for name, shifted in (("k_proj", self.use_k_shift), ("v_proj", self.use_v_shift)):
+            names += [f"{name}.linear", f"{name}.shift_proj"] if shifted else [name]
+        names += [("f_proj" if fla else "fgate_proj")] if self.fgate_type == "full" else []
+        names += [("g_proj" if fla else "ogate_proj")] if self.use_output_gate else []
+        plan = {f"layers.*.attn.{name}": into for name in names} | {"layers.*.attn.o_proj": out}
+        if by_head and self.qk_norm:
+            plan |= {"layers.*.attn.q_norm": _SUMMED, "layers.*.attn.k_norm": _SUMMED}
+        if fla:
+            wide, narrow = {"gate_proj": "colwise", "up_proj": "colwise"}, "rowwise"
+        elif "packed_colwise" in ALL_PARALLEL_STYLES:
+            wide, narrow = {"gate_proj": "packed_colwise"}, "rowwise"
+        else:
+            wide, narrow = {"gate_proj": "colwise_rep"}, "rowwise_rep"
+        return plan | {f"layers.*.mlp.{name}": style for name, style in (wide | {"down_proj": narrow}).items()}
+
     @classmethod
-    def llama(cls, **fields):
+    def llama(cls, **fields: Any) -> Self:
         """FoX (LLaMA): forget gates and nothing else."""
         return cls(**fields)
 
     @classmethod
-    def pro(cls, **fields):
+    def pro(cls, **fields: Any) -> Self:
         """FoX (Pro): QK-norm, output gate and norm, shifts of keys and values."""
         pro = {name: True for name in ("qk_norm", "use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift")}
         return cls(**({"hidden_ratio": 3.5} | pro | fields))
@@ -208,7 +243,7 @@ class FoxTransformerConfig(FoxConfig):
     gates_by_default = "none"
 
     # Without an explicit __init__, a subclass gets one from the library that has none of the fields.
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
 
 
@@ -219,5 +254,5 @@ class FlaFoxConfig(FoxConfig):
     model_type = "forgetting_transformer"
     layout = "fla"
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)

@@ -30,10 +30,37 @@ class FoxForQuestionAnswering(GenericForQuestionAnswering, FoxPreTrainedModel):
         self.model.embeddings = value
 
 
-def _for(config, name, head):
-    return type(head)(f"{name}{head.__name__.removeprefix('Fox')}", (head,), {"config_class": config})
+class FoxTransformerForSequenceClassification(FoxForSequenceClassification):
+    """The official Transformer with one label for each sequence."""
+
+    config_class = FoxTransformerConfig
 
 
-HEADS = (FoxForSequenceClassification, FoxForTokenClassification, FoxForQuestionAnswering)
-TRANSFORMER_HEADS = tuple(_for(FoxTransformerConfig, "FoxTransformer", head) for head in HEADS)
-FLA_HEADS = tuple(_for(FlaFoxConfig, "FlaFox", head) for head in HEADS)
+class FoxTransformerForTokenClassification(FoxForTokenClassification):
+    """The official Transformer with a label for each token."""
+
+    config_class = FoxTransformerConfig
+
+
+class FoxTransformerForQuestionAnswering(FoxForQuestionAnswering):
+    """The official Transformer with the first and last token of an answer."""
+
+    config_class = FoxTransformerConfig
+
+
+class FlaFoxForSequenceClassification(FoxForSequenceClassification):
+    """FoX as flash-linear-attention stores it, with one label for each sequence."""
+
+    config_class = FlaFoxConfig
+
+
+class FlaFoxForTokenClassification(FoxForTokenClassification):
+    """FoX as flash-linear-attention stores it, with a label for each token."""
+
+    config_class = FlaFoxConfig
+
+
+class FlaFoxForQuestionAnswering(FoxForQuestionAnswering):
+    """FoX as flash-linear-attention stores it, with the first and last token of an answer."""
+
+    config_class = FlaFoxConfig

@@ -38,7 +38,6 @@ class ShiftLinear(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width, bias=False)
         self.shift_proj = nn.Linear(width, heads, bias=False)
-        self.heads = heads
 
 
 def rotate(x, positions, base: float):
@@ -97,21 +96,26 @@ class FoxAttention(nn.Module):
             norm = lambda width, heads: RMSNorm(self.head_dim if shared else width, QK_NORM_EPS, 1 if shared else heads)
             self.q_norm, self.k_norm = norm(width, heads), norm(kv_width, config.kv_heads)
 
-    def _project(self, proj, x, mask, fresh, previous):
-        """A projection `[B, T, .]`, shifted where it is to be, and the raw one. Sequences begin where `fresh`."""
+    def _project(self, proj, x, mask, moves, fresh, previous):
+        """A projection `[B, T, .]`, shifted where it is to be, and the raw one of the last token that is not masked.
+        Sequences begin where `fresh`."""
         if not isinstance(proj, ShiftLinear):
             return proj(x), None
         raw = proj.linear(x)
-        if mask is not None:
-            raw = raw * mask[:, -raw.shape[1] :, None]
         first = torch.zeros_like(raw[:, :1]) if previous is None else previous[:, None]
-        before = torch.cat((first, raw[:, :-1]), 1)
+        last = raw
+        if moves is not None:
+            last = moves.take(torch.cat((first, raw), 1), moves.last)
+        elif mask is not None:
+            last = raw * mask[:, -raw.shape[1] :, None]
+        before = torch.cat((first, last[:, :-1]), 1)
         if fresh is not None:
             before = before.masked_fill(fresh[..., None], 0)
-        before = before.unflatten(-1, (proj.heads, -1))
-        share = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
-        shifted = share * before + (1 - share) * raw.unflatten(-1, (proj.heads, -1))
-        return shifted.flatten(-2), raw
+        # With tensor parallelism there are the heads of this rank alone.
+        ratio = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
+        before, now = (y.unflatten(-1, (ratio.shape[-2], -1)) for y in (before, raw))
+        shifted = ratio * before + (1 - ratio) * now
+        return shifted.flatten(-2), last
 
     def _log_gates(self, x):
         config = self.config
@@ -146,6 +150,7 @@ class FoxAttention(nn.Module):
         positions,
         mask=None,
         seq_start=None,
+        moves=None,
         cu_seqlens=None,
         fresh=None,
         past_key_values=None,
@@ -156,8 +161,8 @@ class FoxAttention(nn.Module):
         state = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         before = (None, None) if state is None else state.last_raw()
         q = self.q_proj(x)
-        k, raw_keys = self._project(self.k_proj, x, mask, fresh, before[0])
-        v, raw_values = self._project(self.v_proj, x, mask, fresh, before[1])
+        k, raw_keys = self._project(self.k_proj, x, mask, moves, fresh, before[0])
+        v, raw_values = self._project(self.v_proj, x, mask, moves, fresh, before[1])
         if config.qk_norm:
             q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
@@ -181,10 +186,14 @@ class FoxAttention(nn.Module):
             log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
         if weights is not None:
             # From the weights themselves, so that gradients flow through them.
-            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(config.num_heads // config.kv_heads, 2)
+            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(q.shape[2] // v.shape[2], 2)
             o = torch.einsum("bhij,bjhd->bihd", weights, v.to(weights.dtype))
         else:
+            if moves is not None:
+                q = moves.take(q, moves.queries)
+                k, v, log_gates = (None if y is None else moves.take(y, moves.keys) for y in (k, v, log_gates))
             o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
+            o = o if moves is None else moves.take(o, moves.results)
         o = o.reshape(*x.shape[:2], -1)
         if config.use_output_norm:
             o = self.output_norm(o)
@@ -200,15 +209,16 @@ def attention_weights(q, k, log_gates, mask, fresh, window):
     k = k.repeat_interleave(h // k.shape[2], 2)
     s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * d**-0.5
     if log_gates is not None:
-        c = log_gates.transpose(1, 2).double().cumsum(-1)
+        gates = log_gates if mask is None else log_gates.masked_fill(~mask[..., None], 0)
+        c = gates.transpose(1, 2).double().cumsum(-1)
         s = s + (c[:, :, n - m :, None] - c[:, :, None]).float()
-    i, j = (torch.arange(first, n, device=q.device) for first in (n - m, 0))
-    seen = j[None] <= i[:, None]
-    if window is not None:
-        seen = seen & (i[:, None] - j[None] < window)
-    seen = seen[None]
+    j = torch.arange(n, device=q.device)[None]
+    seen = (j[:, None] <= j[:, n - m :, None]).expand(q.shape[0], m, n)
     if mask is not None:
-        seen = seen & mask[:, None]
+        # Masked tokens do not count.
+        seen, j = seen & mask[:, None], mask.cumsum(1)
+    if window is not None:
+        seen = seen & (j[:, n - m :, None] - j[:, None] < window)
     if fresh is not None:
         sequence = fresh.flatten().cumsum(0).view(fresh.shape)
         seen = seen & (sequence[:, :, None] == sequence[:, None])

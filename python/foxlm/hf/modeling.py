@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -26,6 +27,10 @@ class FoxPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embeddings"
 
+    def __init__(self, config, *arguments, **kwargs):
+        super().__init__(config, *arguments, **kwargs)
+        _name_adapter_targets(config.model_type)
+
     @torch.no_grad()
     def _init_weights(self, module):
         std = self.config.initializer_range
@@ -43,6 +48,15 @@ class FoxPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
         elif isinstance(module, FoxAttention) and module.config.fgate_type in ("bias_only", "fixed"):
             _start(module.fgate_bias, gate_biases(module.config))
+
+
+def _name_adapter_targets(model_type):
+    """Adds the default targets of LoRA, which PEFT keeps by model type, where PEFT is imported."""
+    if "peft" in sys.modules:
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as targets
+
+        # The matrices inside shifted projections are called `linear`.
+        targets.setdefault(model_type, ["q_proj", "linear", "o_proj"])
 
 
 def _start(parameter, values):
@@ -115,15 +129,12 @@ class FoxModel(FoxPreTrainedModel):
             cache = None
         wanted = config.output_attentions if output_attentions is None else output_attentions
         hidden, attentions = [h], []
-        h = rows.arrange(h)
         for layer in self.layers:
             with _checkpointed(layer, cache):
                 h, weights = layer(h, **rows.shared, past_key_values=cache, output_attentions=wanted)
             hidden.append(rows.restore(h))
             attentions.append(weights)
         h = rows.restore(self.norm(h))
-        if wanted and rows.order is not None:
-            attentions = [_in_order(weights, rows) for weights in attentions]
         kept = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         out = BaseModelOutputWithPast(
             last_hidden_state=h,
@@ -172,18 +183,12 @@ def _packing(cu_seqlens, kwargs):
     return (given[0], None) if given else (None, seq_idx)
 
 
-def _in_order(weights, rows):
-    """Attention weights of moved tokens in the caller's order."""
-    back = rows.order.argsort(1)
-    weights = weights.gather(2, rows.place[:, None, :, None].expand(weights.shape))
-    return weights.gather(3, back[:, None, None].expand(weights.shape))
-
-
 class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
     """FoX with an output projection. `labels` are shifted inside, as everywhere in this library; pass `shift_labels`
     for labels that are shifted already, as the official trainer's are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
+    _tp_plan = {"lm_head": "colwise_rep"}
     model_class = FoxModel
 
     def __init__(self, config: FoxConfig):
@@ -198,10 +203,27 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, value):
         self.model.embeddings = value
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs):
+        """A masked token has the position of the last token before it, so that padding on the right is continued."""
+        positions = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        mask = model_kwargs.get("attention_mask")
+        return positions if mask is None or mask.ndim != 2 else (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+    def init_continuous_batching(self, *_, **__):
+        """Refused: the library's paged cache holds keys and values alone."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no continuous batching here, since the paged cache of transformers has no room "
+            "for forget gates; use foxlm.Model, whose engine batches requests"
+        )
+
+    generate_batch = continuous_batching_context_manager = init_continuous_batching
+
     def get_output_embeddings(self):
+        """The output projection."""
         return self.lm_head
 
     def set_output_embeddings(self, value):
+        """Replaces the output projection."""
         self.lm_head = value
 
     def forward(

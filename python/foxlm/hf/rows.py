@@ -8,22 +8,34 @@ import torch
 
 
 @dataclass
+class Moves:
+    """How attention sees rows whose masked tokens are not all on the left: these are moved there. Indices of tokens."""
+
+    # Which cached or new token is at each place `[B, N]`.
+    keys: torch.Tensor
+    # Which new token is at each of the last places `[B, T]`, and where the result of each new token is found `[B, T]`.
+    queries: torch.Tensor
+    results: torch.Tensor
+    # The last new token up to each that is not masked, counted from 1; 0 where there is none `[B, T]`.
+    last: torch.Tensor
+
+    @staticmethod
+    def take(x, index):
+        """Rows of `x` `[B, ., ...]` at `index` `[B, .]`."""
+        return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(*index.shape, *x.shape[2:]))
+
+
+@dataclass
 class Rows:
-    """How the tokens of one call are arranged for the layers."""
+    """How the tokens of one call belong together."""
 
     # Arguments that every block gets.
     shared: dict = field(default_factory=dict)
-    # Where each token is moved from, and where its result is found, `[B, T]`; None where tokens stay.
-    order: torch.Tensor | None = None
-    place: torch.Tensor | None = None
-
-    def arrange(self, h):
-        """Hidden states `[B, T, D]` in the order of the layers."""
-        return h if self.order is None else h.gather(1, self.order[..., None].expand(h.shape))
 
     def restore(self, h):
-        """Hidden states in the caller's order; a masked token has that of the last visible token before it."""
-        return h if self.place is None else h.gather(1, self.place[..., None].expand(h.shape))
+        """Hidden states `[B, T, D]`; a masked token has that of the last token before it that is not masked."""
+        moves = self.shared["moves"]
+        return h if moves is None else Moves.take(h, (moves.last - 1).clamp(min=0))
 
 
 def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, device) -> Rows:
@@ -56,8 +68,6 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
         fresh = torch.zeros(batch * time + 1, dtype=torch.bool, device=device)
         fresh[ends.to(device)] = True
         fresh = fresh[:-1].view(batch, time)
-    if rows.order is not None:
-        position_ids = position_ids.expand(batch, time).gather(1, rows.order)
     rows.shared |= {"positions": position_ids, "cu_seqlens": ends, "fresh": fresh}
     return rows
 
@@ -83,35 +93,31 @@ def _ends(cu_seqlens, batch, time):
 
 
 def _masked(attention_mask, batch, past, time, device, compiling) -> Rows:
-    """Rows with padding on the left, whatever the mask looks like; of cached tokens only their number counts."""
-    rows = Rows({"mask": None, "seq_start": None})
+    """Rows with padding on the left, or with masked tokens anywhere, which are moved there for attention."""
+    rows = Rows({"mask": None, "seq_start": None, "moves": None})
     if attention_mask is None:
         return rows
     total = past + time
     if list(attention_mask.shape) != [batch, total]:
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, total]}: all tokens, cached and new")
-    seen = attention_mask != 0
-    hidden = (~seen).sum(1)
-    moves = time > 1
+    seen = (attention_mask != 0).to(device)
+    hidden, torn = (~seen).sum(1), True
     if not compiling:
-        # One copy to the host for all questions.
         left = (seen.cumsum(1) == 0).sum(1)
-        late = past > 0 and time > 0
-        torn = (hidden != left) & (left < total)
-        again = (~seen[:, past:]).any(1) & seen[:, :past].any(1) if late else torch.zeros_like(torn)
-        padded, torn, again = torch.stack((hidden.any(), torn.any(), again.any())).tolist()
-        if again:
-            raise ValueError("attention_mask hides new tokens after cached ones that are seen; remove them instead")
+        # One copy to the host for both questions.
+        padded, torn = torch.stack((hidden.any(), ((hidden != left) & (left < total)).any())).tolist()
         if not padded:
             return rows
-        moves = moves and torn and past == 0
-        hidden = hidden.cpu()
-    start = hidden.to(device)
-    index = torch.arange(total, device=device)
-    rows.shared = {"mask": index[None] >= start[:, None], "seq_start": hidden}
-    if moves:
-        now = seen[:, past:]
-        rows.order = torch.argsort(now.to(torch.int8), dim=1, stable=True)
-        rows.place = ((~now).sum(1, keepdim=True) + now.cumsum(1) - 1).clamp(min=0)
+    rows.shared |= {"mask": seen, "seq_start": hidden if compiling else hidden.cpu()}
+    if torn:
+        keys, now = torch.argsort(seen.to(torch.int8), dim=1, stable=True), seen[:, past:]
+        count = torch.arange(1, time + 1, device=device)
+        rows.shared["moves"] = Moves(
+            keys=keys,
+            queries=(keys[:, past:] - past).clamp(min=0),
+            # The last visible tokens are at the last places.
+            results=(time - now.sum(1, keepdim=True) + now.cumsum(1) - 1).clamp(min=0),
+            last=torch.where(now, count, 0).cummax(1).values,
+        )
     return rows

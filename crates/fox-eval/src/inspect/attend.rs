@@ -1,7 +1,7 @@
 //! Attention maps of a head, averaged into an image, and the entropy of their rows.
 
 use fox_plot::MatrixImage;
-use fox_tensor::AttentionWeights;
+use fox_tensor::{AttentionWeights, Mask};
 
 /// One head of one layer, on the host.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct HeadData {
     pub scale: f32,
     /// Sliding window, if there is one.
     pub window: Option<usize>,
+    /// Whether queries see later keys.
+    pub mask: Mask,
     /// How scores become weights.
     pub weights: AttentionWeights,
 }
@@ -58,7 +60,8 @@ pub(super) fn sample(
     let mut weights = Vec::new();
     for b in 0..side {
         let (start, end) = (origin + b * block, (origin + (b + 1) * block).min(n));
-        let line = &mut values[b * side..b * side + b + 1];
+        let seen = if head.mask == Mask::Bidirectional { side } else { b + 1 };
+        let line = &mut values[b * side..b * side + seen];
         line.fill(0.0);
         let every = (end - start).div_ceil(per_block.max(1));
         // From the back: the last query of a block sees all of its keys.
@@ -70,7 +73,7 @@ pub(super) fn sample(
                 if let Some(shown) = j.checked_sub(origin) {
                     line[shown / block] += w / sampled.len() as f64;
                 }
-                distance += w * (i - j) as f64;
+                distance += w * i.abs_diff(j) as f64;
             }
             let bits: f64 = weights.iter().map(|w| f64::from(*w)).map(plogp).sum();
             entropy += bits;
@@ -94,12 +97,12 @@ fn plogp(p: f64) -> f64 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }
 }
 
-/// The attention weights of query `i`, over all keys up to it.
+/// The attention weights of query `i`, over all keys up to it, or all keys of an encoder.
 pub(super) fn row(head: &HeadData, i: usize) -> Vec<f32> {
     let mut weights = Vec::new();
     let mut row = vec![0.0; row_weights(head, i, &mut weights)];
     row.append(&mut weights);
-    row.resize(i + 1, 0.0);
+    row.resize(row.len().max(i + 1), 0.0);
     row
 }
 
@@ -114,9 +117,16 @@ fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
         product * head.scale
     };
     weights.clear();
+    let end = match head.mask {
+        Mask::Causal => i + 1,
+        Mask::Bidirectional => {
+            head.window.map_or(head.c.len(), |w| i.saturating_add(w).min(head.c.len()))
+        }
+    };
     match head.weights {
         AttentionWeights::Softmax => {
-            weights.extend((first..=i).map(|j| score(j) + (head.c[i] - head.c[j]) as f32));
+            let decay = |j: usize| -(head.c[i] - head.c[j]).abs() as f32;
+            weights.extend((first..end).map(|j| score(j) + decay(j)));
             softmax(weights);
         }
         AttentionWeights::StickBreaking => {
@@ -163,6 +173,7 @@ mod tests {
             dim: 2,
             scale: 1.0,
             window: None,
+            mask: Mask::Causal,
             weights: AttentionWeights::Softmax,
         }
     }
@@ -215,6 +226,23 @@ mod tests {
         assert!((seen.evenness - 7.0 / 8.0).abs() < 1e-5);
         let want: f64 = (0..8).map(|i| f64::from(i) / 2.0).sum::<f64>() / 8.0;
         assert!((seen.distance - want).abs() < 1e-5, "{}", seen.distance);
+    }
+
+    #[test]
+    fn encoders_attend_to_both_sides() {
+        let both = HeadData { mask: Mask::Bidirectional, ..head(9, -0.7) };
+        let seen = sample(&both, usize::MAX, 9, 1);
+        let weight = |i: usize, j: usize| (-0.7 * i.abs_diff(j) as f64).exp();
+        for i in 0..9 {
+            let total: f64 = (0..9).map(|j| weight(i, j)).sum();
+            for j in 0..9 {
+                let got = seen.map.values[i * 9 + j];
+                assert!((got - weight(i, j) / total).abs() < 1e-6, "{i} {j}: {got}");
+            }
+        }
+        let near = HeadData { window: Some(2), ..both };
+        let row = sample(&near, usize::MAX, 9, 1).map.values[4 * 9..5 * 9].to_vec();
+        assert!(row.iter().enumerate().all(|(j, w)| (*w > 0.0) == (3..=5).contains(&j)), "{row:?}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use fox_plot::MatrixImage;
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
-use super::forget::{cumulative, forget_matrix};
 use super::observe::{self, LayerGates};
 use crate::subject::Subject;
 use crate::{Error, Result};
@@ -265,7 +264,7 @@ pub fn boundaries(
     heads.sort_by(|a, b| b.drop().total_cmp(&a.drop()));
     let picture = |head: &HeadBoundary, window: &Window, layers: &[LayerGates]| MarkedMatrix {
         place: (head.layer, head.head),
-        forget: forget_matrix(&cumulative(layers[head.layer].log_gates(head.head)), PIXELS),
+        forget: layers[head.layer].forget_matrix(head.head, usize::MAX, PIXELS),
         tokens: window.tokens.len(),
         boundaries: window.boundaries.clone(),
     };

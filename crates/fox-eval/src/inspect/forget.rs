@@ -1,9 +1,10 @@
 //! Forget gates: decay over distance, half-lives, and the forget matrix F.
 //!
 //! `F[i, j] = exp(c_i - c_j) = f_{j+1} ... f_i` for `j <= i`: the factor that a head puts on what it read
-//! at `j` when it writes at `i`, before anything is compared.
+//! at `j` when it writes at `i`, before anything is compared. In an encoder `F[j, i] = F[i, j]`.
 
 use fox_plot::MatrixImage;
+use fox_tensor::Mask;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::stats::quantile;
@@ -115,12 +116,13 @@ pub fn half_life(c: &[f64]) -> HalfLife {
     }
 }
 
-/// F, averaged over square blocks so that it has at most `pixels` rows; above the diagonal nothing.
+/// F, averaged over square blocks so that it has at most `pixels` rows; above the diagonal nothing where later keys are
+/// masked.
 ///
 /// For blocks below the diagonal the average factors: with a reference `r` between the two blocks,
 /// `sum exp(c_i - c_j) = sum_i exp(c_i - r) * sum_j exp(r - c_j)`, and every exponent is at most 0. So the
 /// cost does not grow with the square of the length.
-pub fn forget_matrix(c: &[f64], pixels: usize) -> MatrixImage {
+pub fn forget_matrix(c: &[f64], mask: Mask, pixels: usize) -> MatrixImage {
     let n = c.len();
     let block = n.div_ceil(pixels.max(1)).max(1);
     let rows = n.div_ceil(block);
@@ -134,13 +136,20 @@ pub fn forget_matrix(c: &[f64], pixels: usize) -> MatrixImage {
             let keys = range(j);
             let below: f64 = keys.clone().map(|t| (reference - c[t]).exp()).sum();
             values[i * rows + j] = above * below / (queries.len() * keys.len()) as f64;
+            if mask == Mask::Bidirectional {
+                values[j * rows + i] = values[i * rows + j];
+            }
         }
         let mut sum = 0.0;
         for q in queries.clone() {
             sum += (queries.start..=q).map(|k| (c[q] - c[k]).exp()).sum::<f64>();
         }
-        let pairs = queries.len() * (queries.len() + 1) / 2;
-        values[i * rows + i] = sum / pairs as f64;
+        let n = queries.len() as f64;
+        values[i * rows + i] = match mask {
+            Mask::Causal => sum / (n * (n + 1.0) / 2.0),
+            // Either side of the diagonal, which is 1.
+            Mask::Bidirectional => (2.0 * sum - n) / (n * n),
+        };
     }
     MatrixImage { rows, cols: rows, values }
 }
@@ -174,7 +183,7 @@ mod tests {
     fn forget_matrix_matches_definition() {
         let gates: Vec<f32> = (0..37).map(|t| -0.01 * (t * t % 11) as f32).collect();
         let c = cumulative(gates.iter().copied());
-        let exact = forget_matrix(&c, 100);
+        let exact = forget_matrix(&c, Mask::Causal, 100);
         assert_eq!(exact.rows, 37);
         for i in 0..37 {
             for j in 0..37 {
@@ -188,7 +197,7 @@ mod tests {
             }
         }
         // Ten blocks of four, the last of one.
-        let small = forget_matrix(&c, 10);
+        let small = forget_matrix(&c, Mask::Causal, 10);
         assert_eq!(small.rows, 10);
         let entry = |i: usize, j: usize| exact.values[i * 37 + j];
         let want: f64 =
@@ -198,5 +207,12 @@ mod tests {
             (4..8).flat_map(|i| (4..=i).map(move |j| (i, j))).map(|(i, j)| entry(i, j)).sum();
         assert!((small.values[10 + 1] - want / 10.0).abs() < 1e-12);
         assert!((small.values[9 * 10 + 9] - 1.0).abs() < 1e-12);
+        // An encoder's is symmetric; its blocks on the diagonal average both sides.
+        let both = forget_matrix(&c, Mask::Bidirectional, 10);
+        assert_eq!((both.values[12], both.values[21]), (small.values[21], small.values[21]));
+        let lower = |i: usize, j: usize| entry(i.max(j), i.min(j));
+        let want: f64 =
+            (4..8).flat_map(|i| (4..8).map(move |j| (i, j))).map(|(i, j)| lower(i, j)).sum();
+        assert!((both.values[10 + 1] - want / 16.0).abs() < 1e-12);
     }
 }

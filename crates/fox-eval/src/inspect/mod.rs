@@ -202,18 +202,15 @@ pub fn inspect(
     }
     let picture = |(chosen, attention, close): (Chosen, AttentionSample, Option<MatrixImage>)| {
         let place = chosen.place;
-        let (seen, sums) = (&layers[place.0], layers[place.0].cumulative(place.1));
+        let seen = &layers[place.0];
+        let forget = |last: usize| seen.forget_matrix(place.1, last, options.pixels);
+        // Only heads with gates have a close-up.
+        let close_up = chosen.close_up.zip(close);
         let close_up =
-            sums.as_ref().zip(chosen.close_up.zip(close)).map(|(sums, (last, attention))| {
-                CloseUp {
-                    last,
-                    forget: forget_matrix(&sums[sums.len() - last..], options.pixels),
-                    attention,
-                }
-            });
+            close_up.map(|(last, attention)| CloseUp { last, forget: forget(last), attention });
         HeadPicture {
             place,
-            forget: sums.map(|c| forget_matrix(&c, options.pixels)),
+            forget: seen.is_gated().then(|| forget(usize::MAX)),
             attention,
             close_up,
             gates: seen.gates(place.1),

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 
 use fox_model::{AttentionView, ForwardOptions, Observer, Pruning};
 use fox_plot::MatrixImage;
-use fox_tensor::{Result as TensorResult, Segments, tile_counts};
+use fox_tensor::{Mask, Result as TensorResult, Segments, tile_counts};
 use rayon::prelude::*;
 
 use super::InspectOptions;
 use super::attend::{AttentionSample, HeadData, row, sample};
-use super::forget::{HalfLife, cumulative, half_life};
+use super::forget::{HalfLife, cumulative, forget_matrix, half_life};
 use crate::Result;
 use crate::subject::Subject;
 
@@ -29,6 +29,8 @@ pub(super) struct LayerGates {
     pub tiles: Vec<(i64, i64)>,
     /// Log gates `[T, H]`; empty without gates.
     pub log_gates: Vec<f32>,
+    /// Whether queries see later keys too.
+    pub bidirectional: bool,
 }
 
 impl LayerGates {
@@ -47,6 +49,13 @@ impl LayerGates {
 
     pub fn cumulative(&self, head: usize) -> Option<Vec<f64>> {
         self.is_gated().then(|| cumulative(self.log_gates(head)))
+    }
+
+    /// F of a head over the `last` tokens; see [`forget_matrix`].
+    pub fn forget_matrix(&self, head: usize, last: usize, pixels: usize) -> MatrixImage {
+        let sums = cumulative(self.log_gates(head));
+        let mask = if self.bidirectional { Mask::Bidirectional } else { Mask::Causal };
+        forget_matrix(&sums[sums.len().saturating_sub(last)..], mask, pixels)
     }
 
     pub fn half_life(&self, head: usize) -> Option<HalfLife> {
@@ -136,6 +145,7 @@ pub(super) fn gates(
             heads: view.spec.heads,
             tiles: tile_counts(view.tiles)?.into_iter().map(pair).collect(),
             log_gates: view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?,
+            bidirectional: view.spec.mask == Mask::Bidirectional,
         })
     })?;
     for (l, layer) in layers.iter().enumerate() {
@@ -238,6 +248,7 @@ fn head_data(
         dim,
         scale: spec.scale,
         window: spec.window,
+        mask: spec.mask,
         weights: view.weights,
     }
 }

@@ -1,21 +1,23 @@
-//! Loss at every position: what perplexity hides.
+//! Loss at every position: what perplexity hides. For encoders it is the pseudo-likelihood.
 //!
 //! A model that uses long context has a per-token loss L(i) that keeps falling with the position i. The
 //! slope dL/d(ln i) shows this; a perplexity, which averages over positions, does not.
 //!
 //! The first chunks of all documents are read, then their second chunks ([`fox_data::DocumentChunks`]), as in the evaluations
-//! during training: the same number of chunks of the same length gives the same loss. Only sums are kept
+//! during training (encoders: other masked tokens): the same number of chunks of the same length gives the same loss. Only sums are kept
 //! ([`LossSums`]), so memory does not depend on the number of documents. The logits of a document are never held at once: the output projection
 //! and the cross-entropy are one op that works in blocks.
 
 mod bins;
 mod curve;
+mod masked;
 mod output;
 mod state;
 mod sums;
 
 pub use bins::Bins;
 pub use curve::{CurvePoint, LossCurve, Perplexity};
+pub use masked::MASK_EVERY;
 pub use output::{LossReport, loss_chart, raw_points, slope_chart};
 pub use sums::{GROUPS, LossSums};
 
@@ -42,6 +44,8 @@ pub struct LossOptions {
     pub documents: u64,
     /// Which attention blocks may be skipped.
     pub pruning: Pruning,
+    /// Encoders: one token of so many is masked at a time, in as many passes; [`MASK_EVERY`] is usual.
+    pub mask_every: usize,
 }
 
 /// [`evaluate_loss_in`] a single process.
@@ -75,9 +79,9 @@ pub fn evaluate_loss_in(
     mut progress: impl FnMut(u64),
 ) -> Result<LossSums> {
     let LossOptions { length, documents, .. } = *options;
-    if length == 0 || documents == 0 {
+    if length == 0 || documents == 0 || options.mask_every == 0 {
         return Err(Error::Argument(
-            "a length and a number of documents above 0 are needed".into(),
+            "a length, a number of documents and a distance of masks above 0 are needed".into(),
         ));
     }
     subject.check_data(data)?;
@@ -89,7 +93,7 @@ pub fn evaluate_loss_in(
         return Err(Error::TooShort { length, longest });
     }
     let evaluation = match state.is_some() || group.size() > 1 {
-        true => identity(subject, data, length)?,
+        true => identity(subject, data, options)?,
         false => String::new(),
     };
     let remedy = "give all ranks the same models and data";
@@ -114,7 +118,7 @@ pub fn evaluate_loss_in(
         let own = match read.chunks(batch as usize).nth(group.rank()) {
             Some(read) => {
                 let tokens = tokens_of(data, read, length)?;
-                losses_of(subject, data.bos(), &tokens, length, options.pruning)?
+                losses_of(subject, data.bos(), &tokens, options)?
             }
             None => Vec::new(),
         };
@@ -133,9 +137,13 @@ pub fn evaluate_loss_in(
 }
 
 /// What is evaluated on what: sums of anything else cannot be added.
-fn identity(subject: &Subject<'_>, data: &dyn Dataset, length: usize) -> Result<String> {
-    let (model, data) = (subject.fingerprint()?, data.identity());
-    Ok(format!("model {model:016x} at length {length} on {data}"))
+fn identity(subject: &Subject<'_>, data: &dyn Dataset, options: &LossOptions) -> Result<String> {
+    let (model, data, length) = (subject.fingerprint()?, data.identity(), options.length);
+    let masks = match subject.model.config().is_encoder() {
+        true => format!(" with one of {} tokens masked", options.mask_every),
+        false => String::new(),
+    };
+    Ok(format!("model {model:016x} at length {length}{masks} on {data}"))
 }
 
 /// The sums that the first process begins with.
@@ -162,9 +170,12 @@ fn losses_of(
     subject: &Subject<'_>,
     bos: u32,
     tokens: &[u32],
-    length: usize,
-    pruning: Pruning,
+    options: &LossOptions,
 ) -> Result<Vec<f32>> {
+    let LossOptions { length, pruning, mask_every, .. } = *options;
+    if subject.model.config().is_encoder() {
+        return masked::masked_losses_of(subject, tokens, length, mask_every, pruning);
+    }
     let device = subject.model.device();
     let rows = tokens.len();
     let mut inputs = Vec::with_capacity(rows);

@@ -22,6 +22,9 @@ pub struct LossReport {
     /// Whether the models were trained on them, so that these are not held-out losses.
     #[serde(default)]
     pub trained_on: bool,
+    /// Of encoders: one token of so many was masked at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masked_every: Option<usize>,
     /// One curve per model.
     pub curves: Vec<LossCurve>,
 }
@@ -31,7 +34,8 @@ impl LossReport {
     pub fn mean_name(&self) -> String {
         let kind = if self.trained_on { "training" } else { "held-out" };
         let of = |curve: &LossCurve| format!(" ({} x {} tokens)", curve.chunks, curve.length);
-        format!("{kind} loss{}", self.curves.first().map_or_else(String::new, of))
+        let masked = self.masked_every.map_or(String::new(), |n| format!(", 1 of {n} masked"));
+        format!("{kind} loss{masked}{}", self.curves.first().map_or_else(String::new, of))
     }
 
     /// Writes `loss.json` (everything), `loss.csv` (L(i) per position and model), `loss.svg` and
@@ -153,6 +157,7 @@ mod tests {
         let report = LossReport {
             data: "d".into(),
             trained_on: false,
+            masked_every: None,
             curves: vec![curve("a", 8), curve("b\"", 4)],
         };
         let files = report.write(folder.path()).unwrap();

@@ -19,7 +19,7 @@ use std::time::Instant;
 use anyhow::Result;
 use fox_data::{SyntheticConfig, SyntheticDataset};
 use fox_eval::files::write_whole;
-use fox_eval::loss::LossOptions;
+use fox_eval::loss::{LossOptions, MASK_EVERY};
 use fox_eval::needle::{Cases, Grid, SyntheticCases};
 use fox_model::Pruning;
 use fox_tensor::Device;
@@ -84,6 +84,7 @@ impl Evaluation {
                 length,
                 documents: options.documents,
                 pruning: Pruning::Tolerance(-10.0),
+                mask_every: MASK_EVERY,
             },
             cases: SyntheticCases { config: corpus },
             grid: Grid {

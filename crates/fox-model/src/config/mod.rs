@@ -11,7 +11,7 @@ mod relaxed_json;
 mod validate;
 mod write;
 
-use fox_tensor::Activation;
+use fox_tensor::{Activation, Mask};
 
 use crate::mixers::{MixerConfig, StateSpec, enabled};
 pub use fields::Fields;
@@ -75,6 +75,8 @@ pub struct SpecialTokens {
     pub eos: Vec<usize>,
     /// Fills up a batch; its embedding starts at 0 and is not trained.
     pub pad: Option<usize>,
+    /// Stands for a token that an encoder is to predict.
+    pub mask: Option<usize>,
 }
 
 impl ModelConfig {
@@ -122,6 +124,11 @@ impl ModelConfig {
     /// Width of a head `d`; see [`ModelConfig::heads`].
     pub fn head_dim(&self) -> usize {
         self.heads().1
+    }
+
+    /// Whether every position reads the whole sequence: such a model predicts masked tokens and does not generate.
+    pub fn is_encoder(&self) -> bool {
+        self.mixer.forgetting().is_some_and(|mixer| mixer.mask == Mask::Bidirectional)
     }
 
     /// Whether any layer is attention.

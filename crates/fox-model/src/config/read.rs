@@ -109,6 +109,7 @@ fn read_common(
             bos: fields.optional_size("bos_token_id", Some(1))?,
             eos: fields.sizes("eos_token_id", 2)?,
             pad: fields.optional_size("pad_token_id", None)?,
+            mask: fields.optional_size("mask_token_id", None)?,
         },
         max_position_embeddings: fields
             .optional_size("max_position_embeddings", Some(2048))?

@@ -33,8 +33,8 @@ impl ModelConfig {
             1,
             Validator::MAX_LENGTH,
         )?;
-        let SpecialTokens { bos, eos, pad } = &self.tokens;
-        let marked = [("bos_token_id", bos), ("pad_token_id", pad)];
+        let SpecialTokens { bos, eos, pad, mask } = &self.tokens;
+        let marked = [("bos_token_id", bos), ("pad_token_id", pad), ("mask_token_id", mask)];
         let marked = marked.into_iter().filter_map(|(field, id)| Some((field, (*id)?)));
         for (field, id) in eos.iter().map(|id| ("eos_token_id", *id)).chain(marked) {
             validator.require(id < self.vocab_size, field, || {

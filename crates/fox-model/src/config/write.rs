@@ -61,7 +61,7 @@ impl ModelConfig {
             [id] => json!(id),
             several => json!(several),
         };
-        object(json!({
+        let mut map = object(json!({
             "architectures": [model_type.format().architecture()],
             "model_type": model_type.as_str(),
             "vocab_size": self.vocab_size,
@@ -81,7 +81,12 @@ impl ModelConfig {
             "use_cache": true,
             "fuse_norm": true,
             "fuse_cross_entropy": true,
-        }))
+        }));
+        // Encoders have one; the references know no such field.
+        if let Some(mask) = self.tokens.mask {
+            map.insert("mask_token_id".into(), json!(mask));
+        }
+        map
     }
 }
 

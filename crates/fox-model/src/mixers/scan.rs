@@ -100,3 +100,17 @@ pub fn saved_states(elements: usize) -> usize {
 pub(super) fn xavier_bound((rows, cols): (usize, usize)) -> f64 {
     2f64.powf(-2.5) * (6.0 / (rows + cols) as f64).sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_products_of_a_chunk() {
+        let shape = ScanShape { heads: 2, key_heads: 1, key_dim: 3, value_dim: 5, delta: false };
+        // 12 products of queries and keys, 40 of weights and values, 60 with the states.
+        assert_eq!(shape.train_flops(4), 4.0 * 12.0 + 3.0 * 40.0 + 6.0 * 60.0);
+        let more = 4.0 * (12.0 + 40.0 + 60.0);
+        assert_eq!(ScanShape { delta: true, ..shape }.train_flops(4), 528.0 + more);
+    }
+}

@@ -2,6 +2,7 @@
 
 mod decode;
 mod distill;
+mod embed;
 mod forward;
 mod slots;
 mod structure;
@@ -18,6 +19,7 @@ use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::mixers::{GateBias, Mixer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
+pub use embed::Pooling;
 pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
 pub use token_decoder::TokenDecoder;

@@ -15,6 +15,7 @@ impl Model {
         max_context: usize,
         policy: &PagePolicy,
     ) -> Result<Option<Slots>> {
+        self.check_causal()?;
         if self.device.backend().caps().slots.is_none() {
             return Ok(None);
         }

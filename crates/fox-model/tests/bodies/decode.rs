@@ -350,7 +350,7 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
         let is_attention =
-            |l: &usize| matches!(config.state_of(*l), fox_model::StateSpec::Attention(_));
+            |l: &usize| matches!(config.state_of(*l), fox_model::mixers::StateSpec::Attention(_));
         let attention = (0..config.num_layers).filter(is_attention).count();
         assert_eq!(kept.2.len(), attention, "{name}: one count of tiles per attention layer");
     }

@@ -136,7 +136,6 @@ enum Element {
 impl Element {
     fn describe(&self) -> String {
         match self {
-            Element::Id(id) => id.to_string(),
             Element::Text(text) => serde_json::Value::from(text.as_str()).to_string(),
             Element::Scalar(text) => text.clone(),
             _ => "a list or an object".into(),

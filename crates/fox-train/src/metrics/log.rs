@@ -197,7 +197,13 @@ mod tests {
             Record::Eval(EvalRecord {
                 step: 1,
                 tokens: 10,
-                evaluation: Evaluation { loss: 2.5, sequences: 1, predictions: 7, by_position },
+                evaluation: Evaluation {
+                    loss: 2.5,
+                    sequences: 1,
+                    predictions: 7,
+                    masked: false,
+                    by_position,
+                },
                 eval_seconds: 0.5,
                 time: 1e9,
             }),

@@ -33,6 +33,7 @@ const FILES: &[BuiltinRecipe] = builtin!(
     "tiny-transformer-pro",
     "tiny-stick-breaking",
     "tiny-hybrid",
+    "tiny-encoder",
     "tiny-long-context",
     "books-small",
     "books-small-transformer",
@@ -130,8 +131,8 @@ fn sized(family: &Family, name: &str) -> Result<Source> {
         chain.insert(0, (std::mem::replace(&mut next, like).unwrap_or_default(), size));
     }
     let (mut base, mut layers, mut description) = (String::new(), Vec::new(), String::new());
-    let mut model =
-        Table::from_iter(family.table.get("model").map(|m| ("model".into(), m.clone())));
+    let shared = |section: &str| Some((section.to_string(), family.table.get(section)?.clone()));
+    let mut model = Table::from_iter(["model", "training"].into_iter().filter_map(shared));
     for (_, size) in &mut chain {
         base += &take_text(size, "extends");
         description = take_text(size, "description").replace("{family}", &family.description);

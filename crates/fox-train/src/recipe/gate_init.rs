@@ -82,7 +82,7 @@ fn replaces_gates(layer: &Table) -> bool {
     let text = |section: &str, key: &str| layer.get(section)?.get(key)?.as_str();
     let path = layer.get("model").and_then(|model| model.get("use_forget_gate")?.as_bool());
     let gated = |name: &str| match name {
-        "forgetting_transformer-project_fox" | "fox" | "fox_hybrid" => true,
+        "forgetting_transformer-project_fox" | "fox" | "fox_hybrid" | "fox_encoder" => true,
         "path_attn" => path == Some(true),
         _ => false,
     };

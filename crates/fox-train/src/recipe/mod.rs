@@ -33,6 +33,7 @@ pub use ranks::{Exchange, ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use typed::typed;
 
+use crate::masking::MaskingRecipe;
 use crate::messages::MessagesRecipe;
 pub use crate::stages::StageRecipe;
 use crate::{Error, OptimizerRecipe, Result};
@@ -186,6 +187,9 @@ pub struct TrainingRecipe {
     pub rope_fade: Option<[u64; 2]>,
     /// Initial decay times of data-dependent forget gates: `"published"`, `"spread"` or `[shortest, longest]`.
     pub gate_init: GateInit,
+    /// Which tokens an encoder must predict; only for encoders, which have the defaults without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub masking: Option<MaskingRecipe>,
     /// Drop activations and compute them again in the backward pass.
     pub recompute: bool,
     /// Attention blocks that may be skipped.
@@ -215,6 +219,7 @@ impl Default for TrainingRecipe {
             distill: None,
             rope_fade: None,
             gate_init: GateInit::Published,
+            masking: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,

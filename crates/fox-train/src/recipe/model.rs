@@ -10,6 +10,8 @@ use crate::{Error, Result};
 
 /// Sequences from this length on have the larger base of RoPE, as in the published recipes.
 const LONG: usize = 4096;
+/// The `model_type` of encoders.
+const ENCODER: &str = "fox_encoder";
 
 impl Recipe {
     /// The model, for data with this many token ids.
@@ -29,6 +31,11 @@ impl Recipe {
             fields.entry(key).or_insert(value);
         };
         default("model_type", "forgetting_transformer-project_fox".into());
+        if model_type == Some(ENCODER) && !self.model.contains_key("mask_token_id") {
+            // One more than the data have, so that no text contains it.
+            default("mask_token_id", data_vocab.into());
+            default("vocab_size", (data_vocab + 1).into());
+        }
         default("vocab_size", data_vocab.into());
         default("max_position_embeddings", self.data.sequence_length.into());
         // TOML has no null; the published recipes leave these unset.

@@ -79,6 +79,9 @@ impl Recipe {
         if let PruningRecipe::Tolerance(x) = t.pruning {
             rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
         }
+        if let Some(Err((key, detail))) = t.masking.map(|masking| masking.check()) {
+            return Err(Error::value(&self.name, key, detail));
+        }
         if let Err((key, detail)) = self.data.synthetic.check() {
             return Err(Error::value(&self.name, &format!("data.synthetic.{key}"), detail));
         }

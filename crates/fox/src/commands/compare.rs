@@ -169,6 +169,12 @@ fn add_needles(
     tokenizer: &Tokenizer,
     found: &mut Comparison,
 ) -> Result<()> {
+    if opened.model.config().is_encoder() {
+        found
+            .left_out
+            .push(format!("{} is an encoder, which cannot look for needles.", opened.name));
+        return Ok(());
+    }
     let reason = "Needles are hidden in a text that --haystack names.";
     if !has_text(&args.hay.haystack, opened, tokenizer, reason, found) {
         return Ok(());
@@ -206,7 +212,11 @@ fn add_heads(
         return Ok(());
     }
     let length = INSPECTED.min(args.documents.length as usize);
-    let mut ids = vec![tokenizer.bos()];
+    // Encoders have no start marker.
+    let mut ids = match opened.model.config().is_encoder() {
+        true => Vec::new(),
+        false => vec![tokenizer.bos()],
+    };
     match &args.hay.haystack {
         Some(path) => ids.extend(tokenizer.encode(&text(path)?)?),
         None => {

@@ -147,7 +147,10 @@ fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32
     if ids.is_empty() {
         bail!("the text is empty");
     }
-    ids.insert(0, tokenizer.bos());
+    // Encoders have no start marker.
+    if !opened.model.config().is_encoder() {
+        ids.insert(0, tokenizer.bos());
+    }
     ids.truncate(length);
     Ok(ids)
 }

@@ -5,6 +5,7 @@ mod compare;
 mod completions;
 mod convert;
 mod demo;
+mod embed;
 pub mod eval;
 mod generate;
 mod info;
@@ -37,6 +38,7 @@ pub enum Command {
     Reproduce(reproduce::Args),
     Eval(eval::Args),
     Inspect(inspect::Args),
+    Embed(embed::Args),
     Generate(generate::Args),
     Chat(chat::Args),
     Serve(serve::Args),
@@ -64,6 +66,7 @@ impl Command {
             Command::Reproduce(args) => reproduce::run(&args),
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
+            Command::Embed(args) => embed::run(&args),
             Command::Generate(args) => generate::run(&args),
             Command::Chat(args) => chat::run(&args),
             Command::Serve(args) => serve::run(args),

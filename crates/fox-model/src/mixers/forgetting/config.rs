@@ -1,6 +1,6 @@
 //! Options of attention: validation, sizes, arithmetic.
 
-use fox_tensor::{Activation, AttentionWeights, Rope};
+use fox_tensor::{Activation, AttentionWeights, Mask, Rope};
 
 use super::layer::ForgettingLayer;
 use crate::Result;
@@ -21,6 +21,9 @@ pub struct ForgettingConfig {
     pub kv_heads: usize,
     /// Width of a head `d`, where it is not `hidden_size / heads`.
     pub head_dim: Option<usize>,
+    /// Which keys a query sees. Bidirectional attention makes an encoder: every position reads the whole sequence, the
+    /// log gates between two positions decay their weights in either direction, and there is no decode state.
+    pub mask: Mask,
     /// How scores become weights.
     pub weights: AttentionWeights,
     /// Source of the forget gate.
@@ -56,6 +59,7 @@ impl ForgettingConfig {
             heads,
             kv_heads: heads,
             head_dim: None,
+            mask: Mask::Causal,
             weights: AttentionWeights::Softmax,
             gate: ForgetGate::Full,
             qkv_bias: false,
@@ -89,6 +93,14 @@ impl ForgettingConfig {
     #[must_use]
     pub fn stick_breaking(self) -> Self {
         ForgettingConfig { weights: AttentionWeights::StickBreaking, rope: None, ..self }
+    }
+
+    /// The same layer as part of an encoder. The key and value shift still mixes a position with its predecessor only; since
+    /// every position may be seen, it leaks nothing, and it is what distinguishes left from right: without it and
+    /// without RoPE, constant gates decay equally on both sides.
+    #[must_use]
+    pub fn bidirectional(self) -> Self {
+        ForgettingConfig { mask: Mask::Bidirectional, ..self }
     }
 
     /// Width of a head in a model of this width.
@@ -172,6 +184,12 @@ pub enum QkNorm {
 
 impl MixerConfig for ForgettingConfig {
     fn name(&self) -> &'static str {
+        if self.mask == Mask::Bidirectional {
+            return match self.gate {
+                ForgetGate::None => "Transformer encoder",
+                _ => "FoX encoder",
+            };
+        }
         match (self.weights, self.gate, self.k_shift) {
             (AttentionWeights::StickBreaking, ..) => "stick-breaking",
             (AttentionWeights::Softmax, ForgetGate::None, true) => "Transformer (Pro)",
@@ -183,6 +201,7 @@ impl MixerConfig for ForgettingConfig {
 
     fn kind(&self) -> &'static str {
         match self.weights {
+            _ if self.mask == Mask::Bidirectional => "bidirectional attention",
             AttentionWeights::Softmax => "softmax attention",
             AttentionWeights::StickBreaking => "stick-breaking attention",
         }
@@ -206,6 +225,7 @@ impl MixerConfig for ForgettingConfig {
         };
         let stick = self.weights == AttentionWeights::StickBreaking;
         let found = enabled(&[
+            (self.mask == Mask::Bidirectional, "bidirectional attention"),
             (stick, "stick-breaking attention"),
             (true, gate),
             (self.qk_norm == Some(QkNorm::PerHead), "QK-norm per head"),
@@ -262,6 +282,13 @@ impl MixerConfig for ForgettingConfig {
             })?;
         }
         let sticks = self.weights == AttentionWeights::StickBreaking;
+        let both = self.mask == Mask::Bidirectional;
+        validator.require(!(both && sticks), "attention_weights", || {
+            "must be \"softmax\" in an encoder: sticks are broken from the newest key to the oldest".to_string()
+        })?;
+        validator.require(!(both && self.sink), "use_sink", || {
+            "must be false in an encoder, whose attention has no sinks".to_string()
+        })?;
         validator.require(!(self.sink && sticks), "use_sink", || {
             "needs `attention_weights` \"softmax\": a stick has its own rest".to_string()
         })?;
@@ -303,12 +330,13 @@ impl MixerConfig for ForgettingConfig {
 
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
         let width = self.heads * self.head_width(model.hidden_size);
-        let forward = attention_flops(seq, self.window, width) / seq.max(1) as f64;
+        let sides = if self.mask == Mask::Bidirectional { 2.0 } else { 1.0 };
+        let forward = sides * attention_flops(seq, self.window, width) / seq.max(1) as f64;
         forward * (1.0 + ATTENTION_BACKWARD)
     }
 
     fn continues_sequences(&self) -> bool {
-        self.weights == AttentionWeights::Softmax
+        self.weights == AttentionWeights::Softmax && self.mask == Mask::Causal
     }
 
     fn forgetting(&self) -> Option<&ForgettingConfig> {

@@ -8,6 +8,8 @@
 //! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
 //! ```
 //!
+//! In an encoder every position sees the whole sequence, and the bias is `-|c_i - c_j|`: the gates between two positions.
+//!
 //! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
@@ -16,7 +18,7 @@ use std::sync::Arc;
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
     Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
-    Mask, PagedSpec, ParamId, Result, Rope, Tape, Var,
+    PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -198,7 +200,7 @@ impl Mixer for ForgettingLayer {
             kv_heads: self.options.kv_heads,
             head_dim: self.head_dim,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
-            mask: Mask::Causal,
+            mask: self.options.mask,
             window: self.options.window,
             acp: self.pruning(context),
             segments: segments.clone(),

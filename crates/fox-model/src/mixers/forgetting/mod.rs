@@ -87,6 +87,18 @@ impl ModelConfig {
         Self::with_mixer(hidden_size, num_layers, mixer, 3.5)
     }
 
+    /// An encoder with the layer of FoX (Pro): bidirectional attention with forget gates.
+    pub fn fox_encoder(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
+        let mixer = ForgettingConfig::fox_pro(heads).bidirectional();
+        Self::with_mixer(hidden_size, num_layers, mixer, 3.5)
+    }
+
+    /// An encoder with the layer of Transformer (Pro): bidirectional attention with RoPE.
+    pub fn transformer_encoder(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
+        let mixer = ForgettingConfig::fox_pro(heads).without_forgetting().bidirectional();
+        Self::with_mixer(hidden_size, num_layers, mixer, 3.5)
+    }
+
     /// Stick-breaking attention in the LLaMA layer, without a forget gate.
     pub fn stick_breaking(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
         let plain = ForgettingConfig::fox_llama(heads).stick_breaking();

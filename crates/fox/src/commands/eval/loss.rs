@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use fox_data::{Split, Tokenizer};
 use fox_dist::{Group, Placement};
 use fox_eval::files::file_stem;
-use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss_in};
+use fox_eval::loss::{LossCurve, LossOptions, LossReport, MASK_EVERY, evaluate_loss_in};
 use fox_eval::stats::Interval;
 use fox_tensor::Device;
 
@@ -20,7 +20,7 @@ use crate::{output, ranks};
 /// Measure the loss at every position over held-out documents
 ///
 /// Perplexity averages over positions and so hides whether a model uses long context; the slope of the
-/// per-token loss shows it. A run folder is evaluated on the held-out split of its training data, with the same weights and
+/// per-token loss shows it. Of an encoder it is the pseudo-likelihood: every token is predicted while it is masked. A run folder is evaluated on the held-out split of its training data, with the same weights and
 /// in the same chunks as in training; an unfinished run, at its newest checkpoint. OUT gets loss.json
 /// (everything, with 95% bootstrap intervals over documents), loss.csv (L(i) of every position), loss.svg and slope.svg.
 /// A stopped evaluation resumes when the same command is run again; more documents can be added later. Under
@@ -66,6 +66,10 @@ pub struct DocumentArgs {
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub documents: u64,
+    /// Encoders: mask one token of N at a time, in N passes
+    #[arg(long, value_name = "N", default_value_t = MASK_EVERY as u32,
+          value_parser = clap::value_parser!(u32).range(2..))]
+    pub mask_every: u32,
 }
 
 /// A part of the data of a run, or of prepared data.
@@ -99,12 +103,19 @@ impl DocumentArgs {
         report: &mut LossReport,
     ) -> Result<()> {
         let length = self.length as usize;
-        let options = LossOptions { length, documents: self.documents, pruning: opened.pruning() };
+        let mask_every = self.mask_every as usize;
+        let (documents, pruning) = (self.documents, opened.pruning());
+        let options = LossOptions { length, documents, pruning, mask_every };
         let (split, path) = (Split::from(self.split), self.data.as_deref());
         let data = documents_of(split, path, opened, tokenizer, length, self.documents)?;
         report.trained_on = split == Split::Train;
+        let masked_every = opened.model.config().is_encoder().then_some(mask_every);
         let (name, subject) = (&opened.name, opened.subject(training_length));
         match report.curves.first() {
+            Some(first) if report.masked_every.is_some() != masked_every.is_some() => bail!(
+                "{name} and {} are an encoder and a causal model, whose losses cannot be compared; evaluate them apart",
+                first.model
+            ),
             Some(first) if report.data != data.identity() => bail!(
                 "{name} has other held-out data than {}, so their losses cannot be compared; name data for both with \
                  --data, e.g. one of the run folders",
@@ -112,6 +123,7 @@ impl DocumentArgs {
             ),
             _ => report.data = data.identity(),
         }
+        report.masked_every = masked_every;
         let part = if report.trained_on { ".train" } else { "" };
         let state = out.join(format!("{}{part}.state.json", file_stem(name)));
         let progress = group.is_first().then(|| Bar::new(&format!("{name} loss"), self.documents));

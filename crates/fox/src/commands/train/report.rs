@@ -84,12 +84,23 @@ fn next(summary: &Summary, out: &Path) -> String {
     }
     let more = 2 * summary.tokens.max(1);
     text += "next:\n";
-    for (command, what) in [
-        (format!("fox generate {run} -p \"...\""), "continue a text"),
-        (format!("fox inspect {run}"), "what each head remembers, as a page"),
-        (format!("fox serve {run}"), "page and HTTP server"),
-        (format!("the same command with --tokens {more}"), "train it longer"),
-    ] {
+    let inspect = (format!("fox inspect {run}"), "what each head remembers, as a page");
+    let longer = (format!("the same command with --tokens {more}"), "train it longer");
+    let commands = match summary.evaluation.as_ref().is_some_and(|evaluation| evaluation.masked) {
+        true => [
+            (format!("fox eval loss {run}"), "pseudo-likelihood of held-out text"),
+            inspect,
+            (format!("fox embed {run} --text \"...\""), "the vector of a text"),
+            longer,
+        ],
+        false => [
+            (format!("fox generate {run} -p \"...\""), "continue a text"),
+            inspect,
+            (format!("fox serve {run}"), "page and HTTP server"),
+            longer,
+        ],
+    };
+    for (command, what) in commands {
         text += &format!("  {command:<44} {what}\n");
     }
     text

@@ -6,7 +6,7 @@
 use fox_tensor::{AttentionWeights, ParamId, Rope, RopeScaling};
 use serde_json::{Map, Value, json};
 
-use super::{faded, fox_only, gate_name};
+use super::{both_ways, faded, fox_only, gate_name};
 use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
@@ -89,6 +89,7 @@ fn lacks(
 ) -> Vec<&'static str> {
     let stick = mixer.weights == AttentionWeights::StickBreaking;
     let mut found = vec![
+        both_ways(mixer),
         (stick, "attention_weights \"stick_breaking\""),
         (mixer.gate != ForgetGate::None, gate_name(mixer.gate)),
         (mixer.rope.is_none(), "use_rope false"),

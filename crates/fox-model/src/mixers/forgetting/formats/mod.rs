@@ -1,22 +1,24 @@
 //! Files of attention models: FoX and the Transformer of both references, Transformers of Hugging Face's
 //! library, and the native format, which has every option.
 
+mod encoder;
 mod fla;
 mod huggingface;
 pub(crate) mod native;
 mod official;
 
-use fox_tensor::AttentionWeights;
+use fox_tensor::{AttentionWeights, Mask};
 use serde_json::{Map, Value, json};
 
 use super::{ForgetGate, ForgettingConfig, QK_NORM_EPS};
 use crate::mixers::FileFormat;
 pub(crate) use native::NATIVE;
 
-pub(super) static FORMATS: [&dyn FileFormat; 9] = [
+pub(super) static FORMATS: [&dyn FileFormat; 10] = [
     &official::TRANSFORMER,
     &official::FOX,
     &NATIVE,
+    &encoder::ENCODER,
     &fla::TRANSFORMER,
     &fla::FOX,
     &huggingface::QWEN3,
@@ -34,10 +36,11 @@ fn write_heads(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
 }
 
 /// Options that no reference format can express.
-fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
+fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 7] {
     let stick = mixer.weights == AttentionWeights::StickBreaking;
     let eps = mixer.qk_norm.is_some() && mixer.qk_norm_eps != QK_NORM_EPS;
     [
+        both_ways(mixer),
         (stick, "attention_weights \"stick_breaking\""),
         (mixer.head_dim.is_some(), "head_dim"),
         (eps, "qk_norm_eps"),
@@ -45,6 +48,11 @@ fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
         (faded(mixer), "rope_strength"),
         (mixer.sink, "use_sink"),
     ]
+}
+
+/// Only the format of encoders can express it.
+fn both_ways(mixer: &ForgettingConfig) -> (bool, &'static str) {
+    (mixer.mask == Mask::Bidirectional, "bidirectional attention")
 }
 
 /// Whether the angles of RoPE are scaled.

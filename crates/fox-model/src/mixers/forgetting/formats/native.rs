@@ -4,15 +4,16 @@
 use fox_tensor::{AttentionWeights, Rope};
 use serde_json::{Map, Value, json};
 
-use super::{huggingface, official, write_heads};
+use super::{both_ways, huggingface, official, write_heads};
 use crate::Result;
 use crate::config::{Fields, ModelConfig};
 use crate::mixers::forgetting::ForgettingConfig;
-use crate::mixers::{CheckpointLayout, CommonFields, Format};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, enabled};
 
 /// `fox`.
 pub(crate) static NATIVE: Format<ForgettingConfig> = Format {
     common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
+    lacks: |mixer, _| enabled(&[both_ways(mixer)]),
     ..Format::new("fox", CheckpointLayout::NATIVE, "FoxForCausalLM", read, write)
 };
 

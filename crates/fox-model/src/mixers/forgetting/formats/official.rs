@@ -1,6 +1,6 @@
 //! Formats of the official FoX repository.
 
-use fox_tensor::{Activation, AttentionWeights, Rope};
+use fox_tensor::{Activation, AttentionWeights, Mask, Rope};
 use serde_json::{Map, Value, json};
 
 use super::{fox_only, gate_name, native_only, write_heads};
@@ -131,6 +131,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         heads,
         kv_heads: heads,
         head_dim: None,
+        mask: Mask::Causal,
         weights: AttentionWeights::Softmax,
         gate: match gate {
             Gate::Full => ForgetGate::Full,
