@@ -243,7 +243,7 @@ def test_caches_of_the_library_are_filled():
 def test_assisted_decoding_gives_the_greedy_tokens(name):
     model, helper = load(name).eval(), load("fox_pro_rope").eval()
     ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": True}
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0, "use_cache": True}
     want = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **options), want)
     assert torch.equal(model.generate(ids, assistant_model=helper, **options), want)

@@ -80,8 +80,9 @@ model = load(sys.argv[1])
 model.save_pretrained(sys.argv[2])
 again = load(sys.argv[2])
 assert type(model).__module__.startswith("transformers_modules") and torch.equal(again(ids).logits, model(ids).logits)
-labels = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
-assert labels.score.weight.shape == (2, 32)
+if int(transformers.__version__.split(".")[0]) >= 5:  # before, the library asks again inside
+    labels = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+    assert labels.score.weight.shape == (2, 32)
 torch.save(again(ids).logits, sys.argv[3])
 """
     paths = [str(tmp_path / name) for name in ("a", "b", "logits")]

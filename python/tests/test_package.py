@@ -19,8 +19,9 @@ def test_names_the_url_of_the_repository():
     root = HERE.parent / "Cargo.toml"
     if not root.exists():
         pytest.skip("the repository is not there")
-    for name in ("repository", "version", "rust-version"):
+    for name in ("version", "rust-version"):
         assert field(HERE / "Cargo.toml", name) == field(root, name), name
+    assert field(HERE / "pyproject.toml", "Repository") == field(root, "repository")
 
 
 def test_installed_files_have_licences_and_urls():
@@ -33,7 +34,7 @@ def test_installed_files_have_licences_and_urls():
     assert sorted(metadata.get_all("License-File")) == ["LICENSE-APACHE", "LICENSE-MIT"]
     licences = [file for file in package.files if "LICENSE" in file.name]
     assert len(licences) == 2 and all("ermi" in file.read_text() for file in licences)
-    assert any(field(HERE / "Cargo.toml", "repository") in url for url in metadata.get_all("Project-URL"))
+    assert any(field(HERE / "pyproject.toml", "Repository") in url for url in metadata.get_all("Project-URL"))
     assert any(file.name == "py.typed" for file in package.files)
 
 

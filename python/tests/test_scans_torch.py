@@ -204,6 +204,8 @@ KINDS = [
 
 @pytest.mark.parametrize("make", KINDS)
 def test_values_and_gradients(make):
+    # A gradient of a few numbers is a sum that may nearly cancel, with a large relative error: the draw is fixed.
+    torch.manual_seed(0)
     x, ours, naive = make()
     (o, state), (want, last) = ours(*x), naive(*x)
     assert error(o, want) < 1e-5

@@ -1,6 +1,7 @@
 """Tools around a Hugging Face model: PEFT and the command line of lm-eval."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -55,7 +56,8 @@ def test_prefix_tuning_changes_and_learns():
     assert tokens.shape == (2, 15)
 
 
-def test_lm_eval_reads_a_saved_model(tmp_path):
+@pytest.mark.parametrize("launcher", ["foxlm.lm_eval", "lm_eval"])
+def test_lm_eval_reads_a_saved_model(launcher, tmp_path):
     need("lm_eval")
     tokenizers = need("tokenizers")
     letters = tokenizers.Tokenizer(tokenizers.models.WordLevel({chr(n): n for n in range(256)}, unk_token="?"))
@@ -74,9 +76,14 @@ def test_lm_eval_reads_a_saved_model(tmp_path):
         "metric_list": [{"metric": "bits_per_byte"}],
     }  # fmt: skip
     (tasks / "lines.yaml").write_text(json.dumps(task))
-    command = [sys.executable, "-m", "foxlm.lm_eval", "--model", "hf", "--model_args", f"pretrained={folder}"]
+    # Without foxlm's launcher the files beside the checkpoint find the classes.
+    alone = launcher == "lm_eval"
+    if alone:
+        hf.write_remote_code(folder)
+    given = f"pretrained={folder}" + (",trust_remote_code=True" if alone else "")
+    command = [sys.executable, "-m", launcher, "--model", "hf", "--model_args", given]
     command += ["--tasks", "lines", "--include_path", tasks, "--device", "cpu", "--output_path", out]
-    run = subprocess.run(command, capture_output=True, text=True, env=None)
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HOME": str(tmp_path)})
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(next(out.rglob("results*.json")).read_text())["results"]["lines"]
     bits = 0.0

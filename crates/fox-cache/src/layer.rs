@@ -2,6 +2,7 @@
 
 use fox_tensor::Tensor;
 
+use crate::blocks::BlockState;
 use crate::paged::PagedState;
 use crate::recurrent::RecurrentState;
 use crate::rows::RowState;
@@ -17,6 +18,8 @@ pub enum LayerState {
     Paged(PagedState),
     /// A recurrent layer.
     Recurrent(RecurrentState),
+    /// A layer with closed blocks.
+    Blocks(BlockState),
 }
 
 impl LayerState {
@@ -26,6 +29,7 @@ impl LayerState {
             LayerState::Rows(state) => state.conv(),
             LayerState::Paged(state) => state.conv(),
             LayerState::Recurrent(state) => Some(state),
+            LayerState::Blocks(_) => None,
         }
     }
 
@@ -34,21 +38,21 @@ impl LayerState {
         match self {
             LayerState::Rows(state) => Ok(state.last()),
             LayerState::Paged(state) => state.last(),
-            LayerState::Recurrent(_) => Ok((None, None)),
+            LayerState::Recurrent(_) | LayerState::Blocks(_) => Ok((None, None)),
         }
     }
 
     pub(crate) fn rows(&mut self) -> Option<&mut RowState> {
         match self {
             LayerState::Rows(state) => Some(state),
-            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+            LayerState::Paged(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
     pub(crate) fn paged(&mut self) -> Option<&mut PagedState> {
         match self {
             LayerState::Paged(state) => Some(state),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
@@ -56,7 +60,7 @@ impl LayerState {
     pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
         match self {
             LayerState::Paged(state) => state.staged_gates(),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
@@ -64,7 +68,7 @@ impl LayerState {
     pub(crate) fn gated_heads(&self) -> usize {
         match self {
             LayerState::Paged(state) => state.gated_heads(),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => 0,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => 0,
         }
     }
 
@@ -74,6 +78,7 @@ impl LayerState {
             LayerState::Rows(state) => state.discard(),
             LayerState::Paged(state) => state.discard(lens),
             LayerState::Recurrent(state) => state.discard(),
+            LayerState::Blocks(state) => state.discard(),
         }
     }
 
@@ -83,6 +88,7 @@ impl LayerState {
             LayerState::Rows(state) => state.commit(),
             LayerState::Paged(state) => state.commit(),
             LayerState::Recurrent(state) => state.commit(),
+            LayerState::Blocks(state) => state.commit(),
         }
     }
 }

@@ -38,6 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocks;
 pub mod bound;
 mod budget;
 mod cache;
@@ -53,6 +54,7 @@ mod rows;
 mod slot;
 mod spec;
 
+pub use blocks::{BlockState, OpenRows};
 pub use budget::{Budget, SequenceCost};
 pub use cache::{Cache, Usage};
 pub use error::{Error, Result};
@@ -64,4 +66,4 @@ pub use pages::LayerPages;
 pub use recurrent::RecurrentState;
 pub use rows::RowState;
 pub use slot::{FreeSlots, SequenceState, Slot, SlotSequence, Slots};
-pub use spec::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
+pub use spec::{AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};

@@ -1,4 +1,5 @@
-//! The kernels of decode steps and of PaTH attention on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
+//! The kernels of decode steps, of PaTH and of Wall attention on a CPU: compiled by the host's C++ compiler, with the
+//! threads of a block as fibers
 //! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
@@ -28,9 +29,9 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
     std::fs::create_dir_all(&folder).unwrap();
     let mut all: Vec<Source> =
         all_variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
+    all.retain(|source| sources.contains(&source.name));
     all.sort_by_key(|source| source.name);
     all.dedup();
-    all.retain(|source| sources.contains(&source.name));
     assert_eq!(all.len(), sources.len(), "a source has another name now");
     for (name, text) in Source::files(&all) {
         // NVRTC's way to say this, and the one of others.
@@ -206,4 +207,16 @@ fn heads_attention_and_norms_match_reference() {
 #[test]
 fn samples_equal_those_of_a_sorted_vocabulary() {
     run("sample", &["decode_sample"], &[""]);
+}
+
+#[test]
+fn wall_attention_matches_its_definition() {
+    // More shared memory than any variant needs.
+    let variants = [
+        "HEAD_DIM=64 WIDE=1 GATES=1 SHARED_BYTES=200000",
+        "HEAD_DIM=64 WIDE=0 GATES=1 SHARED_BYTES=200000",
+        "HEAD_DIM=96 WIDE=1 GATES=0 SHARED_BYTES=200000",
+        "HEAD_DIM=192 WIDE=0 GATES=0 SHARED_BYTES=200000",
+    ];
+    run("wall", &["wall", "wall_bwd"], &variants);
 }

@@ -45,7 +45,7 @@ impl Model {
                 ((mixer, norm), StateSpec::Attention(shape)) => {
                     mixer.logit_bounds(&shape, self.params(), norm)
                 }
-                (_, StateSpec::Recurrent(_)) => Ok(None),
+                _ => Ok(None),
             })
             .collect::<TensorResult<Vec<_>>>()?;
         Ok(PagePolicy::forgetting(&bounds, f64::from(log_tolerance), max_context))

@@ -110,9 +110,10 @@ impl<'a> Attention<'a> {
         Ok((prefix, visits))
     }
 
-    /// The decay below which pairs of a query head are dropped, with pruning.
+    /// The decay below which a pair may be dropped, with gates and pruning: `-(2 U + ln N) + log_tolerance`.
     pub fn threshold(&self, unit: &Unit, head: usize) -> Option<f64> {
         let Acp::On { log_tolerance, .. } = &self.spec.acp else { return None };
+        self.log_gates?;
         let full = self.spec.full_sequence.as_deref();
         let at = unit.index * self.spec.heads + head;
         let known = match &self.known_bounds {

@@ -16,6 +16,7 @@ mod path;
 mod stick;
 mod tile;
 mod visits;
+mod wall;
 
 use std::ops::Range;
 

@@ -8,6 +8,7 @@ mod channel_decay;
 pub(crate) mod columns;
 mod conv;
 mod decode;
+mod dropout;
 pub(crate) mod elementwise;
 mod embedding;
 mod gate;
@@ -30,6 +31,7 @@ mod sink;
 mod stick;
 mod time_step;
 mod update;
+mod wall;
 
 use crate::{Generation, Source};
 
@@ -40,6 +42,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         channel_decay::variants,
         columns::variants,
         conv::variants,
+        dropout::variants,
         elementwise::variants,
         embedding::variants,
         gate::variants,
@@ -61,6 +64,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         stick::variants,
         time_step::variants,
         update::variants,
+        wall::variants,
     ];
     let mut all = attention::variants(generation);
     all.extend(decode::variants(generation));

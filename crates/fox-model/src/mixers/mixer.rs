@@ -8,7 +8,7 @@ use fox_cache::{AttentionStateSpec, LayerState};
 use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
-use super::forgetting::{ForgettingConfig, ForgettingLayer};
+use super::forgetting::{DecayTime, ForgettingConfig, ForgettingLayer};
 use crate::config::{ModelConfig, Validator};
 use crate::observe::Observer;
 use crate::params::{Init, ParamList, Parameters};
@@ -189,15 +189,14 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
+    /// The biases of its data-dependent gates, and values with which its heads have these memory lengths.
+    fn gate_biases(&self, _time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        Vec::new()
+    }
+
     /// The attention layer, if the mixer is one.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
-    }
-
-    /// The bias of forget gates that depend on the input, if there are any.
-    fn gate_bias(&self) -> Option<GateBias> {
-        let id = self.attention()?.gate_bias()?;
-        Some(GateBias { id, factor: 1.0 })
     }
 
     /// Per query head, what no logit exceeds, for eviction; `None` without forget gates. `norm` are the weights of the
@@ -210,15 +209,6 @@ pub trait Mixer: Debug + Send + Sync {
     ) -> TensorResult<Option<Vec<f64>>> {
         self.attention().map_or(Ok(None), |layer| layer.logit_bounds(shape, params, norm))
     }
-}
-
-/// The bias of a layer's forget gates.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GateBias {
-    /// `[H]` or `[1]`.
-    pub id: ParamId,
-    /// Factor on the log gates in a score.
-    pub factor: f64,
 }
 
 /// Operands of a mixer besides its input.

@@ -18,15 +18,17 @@ pub mod kda;
 pub mod mamba1;
 pub mod mamba2;
 pub mod path;
+pub mod wall;
 
 /// The families that are always there.
-static BUILT_IN: [&MixerFamily; 7] = [
+static BUILT_IN: [&MixerFamily; 8] = [
     &forgetting::FAMILY,
     &delta::FAMILY,
     &hgrn2::FAMILY,
     &mamba2::FAMILY,
     &kda::FAMILY,
     &path::FAMILY,
+    &wall::FAMILY,
     &hybrid::FAMILY,
 ];
 
@@ -40,9 +42,11 @@ pub use convolution::ShortConv;
 pub use format::{
     CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields, ModelType, enabled,
 };
-pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
+pub use fox_cache::{
+    AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec,
+};
 pub use mixer::{
-    BlockNames, GateBias, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
     SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};

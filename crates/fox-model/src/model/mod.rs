@@ -15,8 +15,8 @@ use fox_tensor::{Device, ParamId, WeightFormat};
 use crate::block::Block;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
+use crate::mixers::Mixer;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
-use crate::mixers::{GateBias, Mixer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
 pub use embed::Pooling;
@@ -52,14 +52,10 @@ impl Model {
     /// Initializes the biases of data-dependent forget gates such that heads start with these memory lengths, instead
     /// of forgetting half at every token. Returns false when the model has no such gates.
     pub fn init_decay_times(&mut self, time: DecayTime) -> Result<bool> {
-        let biases: Vec<GateBias> =
-            self.mixers().filter_map(|(layer, _)| layer.gate_bias()).collect();
-        for &GateBias { id, factor } in &biases {
-            let heads = self.params.spec(id).count();
-            // A memory of T tokens forgets 1 / T nat per token after the factor.
-            let raw = DecayTime { min: time.min * factor, max: time.max * factor };
-            let start = self.device.from_f32(&raw.gate_biases(heads), [heads])?;
-            self.params.set(id, start)?;
+        let biases: Vec<(ParamId, Vec<f32>)> =
+            self.structure.blocks.iter().flat_map(|block| block.gate_biases(time)).collect();
+        for (id, values) in &biases {
+            self.params.set(*id, self.device.from_f32(values, [values.len()])?)?;
         }
         Ok(!biases.is_empty())
     }

@@ -16,6 +16,7 @@ mod channel_decay;
 mod columns;
 mod conv;
 mod decode;
+mod dropout;
 mod embedding;
 mod gate;
 mod gated_norm;
@@ -36,6 +37,7 @@ mod sink;
 pub(crate) mod stick;
 mod time_step;
 mod update;
+pub(crate) mod wall;
 
 pub use decode::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
@@ -75,6 +77,7 @@ macro_rules! ops {
 ops! {
     linear: LinearOps,
     embedding: EmbeddingOps,
+    dropout: DropoutOps,
     norm: NormOps,
     heads: HeadOps,
     gate: GateOps,
@@ -94,4 +97,5 @@ ops! {
     channel_decay: ChannelDecayOps,
     reflection: ReflectionOps,
     path: PathOps,
+    wall: WallOps,
 }

@@ -11,6 +11,7 @@ use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
 use crate::mixers::path::PathConfig;
+use crate::mixers::wall::WallConfig;
 use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
 use crate::params::ParamList;
 
@@ -34,6 +35,8 @@ pub struct LayerConfigs {
     pub delta: DeltaConfig,
     /// `kda`.
     pub kda: KdaConfig,
+    /// `wall`.
+    pub wall: WallConfig,
     /// `mamba2`.
     pub mamba2: Mamba2Config,
     /// `mamba1`.
@@ -119,6 +122,7 @@ impl LayerConfigs {
             LayerKind::PathFox => Box::new(self.path(true)),
             LayerKind::GatedDeltaNet => Box::new(self.delta.clone()),
             LayerKind::Kda => Box::new(self.kda.clone()),
+            LayerKind::Wall => Box::new(self.wall.clone()),
             LayerKind::Mamba2 => Box::new(self.mamba2.clone()),
             LayerKind::Mamba1 => Box::new(self.mamba1.clone()),
         }

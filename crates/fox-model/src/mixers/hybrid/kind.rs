@@ -19,6 +19,8 @@ pub enum LayerKind {
     GatedDeltaNet,
     /// `kda`.
     Kda,
+    /// `wall`.
+    Wall,
     /// `mamba2`.
     Mamba2,
     /// `mamba1`.
@@ -28,7 +30,7 @@ pub enum LayerKind {
 impl LayerKind {
     /// All names, for messages.
     pub const NAMES: &'static str =
-        "fox, attention, window:N, path, path-fox, gated-delta-net, kda, mamba2, mamba1";
+        "fox, attention, window:N, path, path-fox, gated-delta-net, kda, wall, mamba2, mamba1";
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<LayerKind> {
@@ -42,6 +44,7 @@ impl LayerKind {
             "path-fox" => Some(LayerKind::PathFox),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
             "kda" => Some(LayerKind::Kda),
+            "wall" => Some(LayerKind::Wall),
             "mamba2" => Some(LayerKind::Mamba2),
             "mamba1" => Some(LayerKind::Mamba1),
             _ => None,
@@ -50,8 +53,8 @@ impl LayerKind {
 
     /// Whether it is attention of any kind.
     pub fn is_attention(self) -> bool {
-        use LayerKind::{Attention, Fox, Path, PathFox, Window};
-        matches!(self, Fox | Attention | Window(_) | Path | PathFox)
+        use LayerKind::{Attention, Fox, Path, PathFox, Wall, Window};
+        matches!(self, Fox | Attention | Window(_) | Path | PathFox | Wall)
     }
 }
 
@@ -65,6 +68,7 @@ impl fmt::Display for LayerKind {
             LayerKind::PathFox => f.write_str("path-fox"),
             LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
             LayerKind::Kda => f.write_str("kda"),
+            LayerKind::Wall => f.write_str("wall"),
             LayerKind::Mamba2 => f.write_str("mamba2"),
             LayerKind::Mamba1 => f.write_str("mamba1"),
         }

@@ -20,8 +20,8 @@ use fox_tensor::{
 use super::PathConfig;
 use crate::Pruning;
 use crate::config::ModelConfig;
-use crate::mixers::forgetting::QK_NORM_EPS;
-use crate::mixers::{GateBias, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
+use crate::mixers::forgetting::{DecayTime, QK_NORM_EPS};
+use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
 
 /// Inside the square root of the norm of reflections.
@@ -272,9 +272,11 @@ impl Mixer for PathLayer {
         SavedActivations { per_token: kept + width + heads, cheap_per_token: cheap }
     }
 
-    fn gate_bias(&self) -> Option<GateBias> {
-        let (_, id) = self.gate?;
-        Some(GateBias { id, factor: f64::from(self.scale()) })
+    /// A memory of T tokens forgets 1 / T nat per token after the scale.
+    fn gate_biases(&self, time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        let scale = f64::from(self.scale());
+        let raw = DecayTime { min: time.min * scale, max: time.max * scale };
+        self.gate.map(|(_, id)| (id, raw.gate_biases(self.options.heads))).into_iter().collect()
     }
 
     /// Reflections make neither queries nor keys longer, so the bound is that of plain attention.
