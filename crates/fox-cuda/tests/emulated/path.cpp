@@ -119,7 +119,8 @@ struct Case {
             sums += (s.q_len + C - 1) / C * C;
         }
         stride += 256;
-        prefix.resize(size_t(heads) * stride);
+        // Undefined beyond the segments.
+        prefix.assign(size_t(heads) * stride, make_float2(NAN, NAN));
         for (size_t n = 0; n < segments.size(); ++n)
             for (int h = 0; h < heads; ++h) {
                 double c = 0.0;

@@ -27,8 +27,9 @@ DEVICE void load_keys(RowShared& sh, const PathParams& p, const PathTile& t, int
     }
 }
 // Turns products of queries and keys into weights `s`, and gradients `g` of weights into those of scores, without the
-// scale. `limit`: keys that row 0 sees, one more for each row.
-DEVICE void score_gradients(Square& s, Square& g, const PathParams& p, const RowShared& sh, int limit) {
+// scale. `limit`: keys that row 0 sees, one more for each row. Rows beyond the tile would see keys beyond the segment,
+// whose gates are undefined: both are 0 there.
+DEVICE void score_gradients(Square& s, Square& g, const PathParams& p, const RowShared& sh, int rows, int limit) {
     const float scale = p.scale * LOG2_E;
     if (!Square::active()) return;
 #pragma unroll
@@ -40,9 +41,10 @@ DEVICE void score_gradients(Square& s, Square& g, const PathParams& p, const Row
                 const int i = Square::row_of(m, e), j = Square::column_of(n, e);
                 float x = s.c[m][n][e] * scale - sh.lse[i];
                 if (p.gates) x += gate_difference(sh.queries[i], sh.keys[j]);
-                const float weight = j < limit + i ? power(x) : 0.f;
+                const bool visible = i < rows && j < limit + i;
+                const float weight = visible ? power(x) : 0.f;
                 s.c[m][n][e] = weight;
-                g.c[m][n][e] = weight * (g.c[m][n][e] - sh.delta[i]);
+                g.c[m][n][e] = visible ? weight * (g.c[m][n][e] - sh.delta[i]) : 0.f;
             }
 }
 // Sum of a column of a tile of `rows` rows.
@@ -103,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     copy_keys(sh.keys, p.v, p, own, kv_head);
     wait();
     g.template add<D, RowMajor, Transposed>(sh.d, RP, sh.keys, RP);
-    score_gradients(s, g, p, sh.rows, t.lane + 1);
+    score_gradients(s, g, p, sh.rows, t.rows, t.lane + 1);
     s.store(sh.a, SP);
     g.row_sums(sh.rows.sums, [](int, int, float x) { return x; });
     __syncthreads();
@@ -208,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_keys(const __grid
             Square s = {}, g = {};
             s.template add<D, RowMajor, Transposed>(sh.x, RP, sh.kh, RP);
             g.template add<D, RowMajor, Transposed>(sh.d_out, RP, sh.v, RP);
-            score_gradients(s, g, p, sh.rows, BLOCK);
+            score_gradients(s, g, p, sh.rows, t.rows, BLOCK);
             s.store(sh.w, SP);
             g.store(sh.g, SP);
             __syncthreads();
