@@ -237,7 +237,7 @@ impl Mixer for PathLayer {
                 u = state.transitions().map_or(u, |all| Var::constant(all.clone()));
                 log_gates = state.log_gates().cloned().map(Var::constant);
             }
-            Some(LayerState::Recurrent(_)) | None => {}
+            Some(LayerState::Recurrent(_) | LayerState::Blocks(_)) | None => {}
         }
         let spec = AttentionSpec {
             heads,
