@@ -1,6 +1,7 @@
 //! `fox selftest`: is what this machine computes what the oracle computes?
 
 mod decoding;
+mod log;
 mod packed;
 mod slots;
 mod totals;
@@ -14,9 +15,10 @@ use fox_base::difference::relative_error;
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, DeviceKind, Error};
+use serde_json::json;
 
 use crate::device::DeviceArgs;
-use crate::output;
+use log::Log;
 
 /// Compare every op on this device with the oracle
 ///
@@ -53,6 +55,9 @@ pub struct Args {
     /// Print the error of every case
     #[arg(long)]
     verbose: bool,
+    /// Print the figures as JSON
+    #[arg(long, conflicts_with = "verbose")]
+    json: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -78,39 +83,40 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let (Some(text), false) = (&args.only, any) {
         bail!("no case name contains `{text}`; --verbose lists all names");
     }
-    let mut passed = true;
+    let (mut passed, mut log) = (true, Log::new(args.json));
     for device in args.device.open_poisoned()? {
-        output::print(&format!("{}\n", device.backend().description()))?;
+        log.line(&device.backend().description())?;
         if cases {
-            passed &= check_cases(args, &device)?;
+            passed &= check_cases(args, &device, &mut log)?;
         }
         if decoding {
-            passed &= decoding::check(args, &device)?;
+            passed &= decoding::check(args, &device, &mut log)?;
         }
         if pages {
-            passed &= check_pages(&device)?;
-            passed &= totals::check(&device)?;
+            passed &= check_pages(&device, &mut log)?;
+            passed &= totals::check(&device, &mut log)?;
         }
         if products {
-            passed &= slots::check_products(&device, &slots::PRODUCTS)?;
+            passed &= slots::check_products(&device, &slots::PRODUCTS, &mut log)?;
         }
         if packed {
-            passed &= packed::check(&device)?;
+            passed &= packed::check(&device, &mut log)?;
         }
         if slots {
-            passed &= slots::check_steps(args, &device)?;
+            passed &= slots::check_steps(args, &device, &mut log)?;
         }
         if greedy {
-            passed &= slots::check_greedy(&device)?;
+            passed &= slots::check_greedy(&device, &mut log)?;
         }
         if wrong {
-            passed &= check_wrong_operands(&device)?;
+            passed &= check_wrong_operands(&device, &mut log)?;
         }
         if device.backend().caps().activation_type == DType::F32 {
-            passed &= check_dumps(args, &device)?;
+            passed &= check_dumps(args, &device, &mut log)?;
         }
+        log.end_device(&device);
     }
-    output::print(if passed { "PASS\n" } else { "FAIL\n" })?;
+    log.finish(passed)?;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -125,15 +131,15 @@ const WRONG_OPERANDS: &str = "wrong-operands";
 
 /// Calls every op with operands of wrong shape, type, storage or device: each call must return an error. Under
 /// compute-sanitizer this also shows that no kernel accesses memory out of bounds.
-fn check_wrong_operands(device: &Device) -> Result<bool> {
+fn check_wrong_operands(device: &Device, log: &mut Log) -> Result<bool> {
     let others = [Device::naive(), fox_cpu::device()];
     let cases::WrongOperands { calls, accepted } = cases::refuse_wrong_operands(device, &others)?;
     let mut text = format!("  {calls} calls with wrong operands, {} accepted\n", accepted.len());
     for call in &accepted {
         text += &format!("  FAIL {call}: no error\n");
     }
-    output::print(&text)?;
-    Ok(accepted.is_empty())
+    let figures = json!({ "name": WRONG_OPERANDS, "cases": calls, "failures": accepted });
+    log.check(accepted.is_empty(), &text, figures)
 }
 
 /// Descriptions of the large cases: their operands take long to draw.
@@ -157,6 +163,8 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
 /// What happened to the cases.
 #[derive(Default)]
 struct Tally {
+    /// Print the error of every case.
+    verbose: bool,
     compared: usize,
     unsupported: usize,
     failures: Vec<String>,
@@ -164,25 +172,30 @@ struct Tally {
     worst_name: String,
 }
 
-fn check_cases(args: &Args, device: &Device) -> Result<bool> {
-    let (begin, mut tally) = (Instant::now(), Tally::default());
+fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
+    let (begin, mut tally) = (Instant::now(), Tally::new(args.verbose));
     // Cases are not copied, only made again: the second list gets rounded operands.
     let rounded = all_cases(args)?;
     let oracle = Device::naive();
     for (case, rounded) in all_cases(args)?.iter().zip(rounded) {
-        tally.check(case, rounded, device, &oracle, args.verbose)?;
+        tally.check(case, rounded, device, &oracle)?;
     }
     let is_gpu = device.backend().kind() == DeviceKind::Cuda;
     if is_gpu || args.large {
         let reference = if is_gpu { fox_cpu::device() } else { oracle };
         for case in large_cases(args) {
-            tally.check(&case.build()?, case.build()?, device, &reference, args.verbose)?;
+            tally.check(&case.build()?, case.build()?, device, &reference)?;
+        }
+        for (case, again) in cases::large_wall().iter().zip(cases::large_wall()) {
+            if args.wants(&case.name) {
+                tally.check(case, again, device, &reference)?;
+            }
         }
     }
-    let Tally { compared, unsupported, failures, worst, worst_name } = tally;
+    let Tally { compared, unsupported, failures, worst, worst_name, .. } = tally;
+    let seconds = begin.elapsed().as_secs_f64();
     let mut text = format!(
-        "  {compared} cases, worst error {worst:.2} of its tolerance ({worst_name}), {:.0} s\n",
-        begin.elapsed().as_secs_f64()
+        "  {compared} cases, worst error {worst:.2} of its tolerance ({worst_name}), {seconds:.0} s\n"
     );
     if unsupported > 0 {
         let verdict = if args.allow_unsupported { "" } else { "FAIL " };
@@ -194,11 +207,19 @@ fn check_cases(args: &Args, device: &Device) -> Result<bool> {
     if failures.len() > 40 {
         text += &format!("  and {} more\n", failures.len() - 40);
     }
-    output::print(&text)?;
-    Ok(failures.is_empty() && (unsupported == 0 || args.allow_unsupported))
+    let passed = failures.is_empty() && (unsupported == 0 || args.allow_unsupported);
+    let figures = json!({
+        "name": "op cases", "cases": compared, "unsupported": unsupported, "failures": failures,
+        "worst_fraction_of_tolerance": worst, "worst_case": worst_name, "seconds": seconds,
+    });
+    log.check(passed, &text, figures)
 }
 
 impl Tally {
+    fn new(verbose: bool) -> Self {
+        Tally { verbose, ..Tally::default() }
+    }
+
     /// Runs a case twice on the device, and on the reference, in bf16 also with the operands of `rounded`, the
     /// same case once more.
     fn check(
@@ -207,7 +228,6 @@ impl Tally {
         rounded: Case,
         device: &Device,
         reference: &Device,
-        verbose: bool,
     ) -> Result<()> {
         let got = match cases::run(case, device) {
             Ok(got) => got,
@@ -230,7 +250,7 @@ impl Tally {
         } else {
             None
         };
-        self.judge(case, [&got, &again], &want, peer.as_ref(), verbose)
+        self.judge(case, [&got, &again], &want, peer.as_ref())
     }
 
     /// Compares what two runs gave with what should come out, allowing for the error of a result in the same precision.
@@ -240,7 +260,6 @@ impl Tally {
         [got, again]: [&CaseResult; 2],
         want: &CaseResult,
         peer: Option<&Peer>,
-        verbose: bool,
     ) -> Result<()> {
         self.compared += 1;
         if got.outputs != again.outputs || got.gradients != again.gradients {
@@ -262,20 +281,13 @@ impl Tally {
                     _ => TOLERANCE,
                 };
                 let name = format!("{}: {name}", case.name);
-                self.note(&name, by, error, tolerance, verbose)?;
+                self.note(&name, by, error, tolerance)?;
             }
         }
         Ok(())
     }
 
-    fn note(
-        &mut self,
-        name: &str,
-        by: &str,
-        error: f64,
-        tolerance: f64,
-        verbose: bool,
-    ) -> Result<()> {
+    fn note(&mut self, name: &str, by: &str, error: f64, tolerance: f64) -> Result<()> {
         let share = if error.is_finite() { error / tolerance } else { f64::INFINITY };
         if share > self.worst {
             (self.worst, self.worst_name) = (share, format!("{name} {by}"));
@@ -283,8 +295,8 @@ impl Tally {
         let line = format!("{name} is off by {error:.1e} {by}, {tolerance:.1e} is allowed");
         if share > 1.0 {
             self.failures.push(line);
-        } else if verbose {
-            output::print(&format!("  {line}\n"))?;
+        } else if self.verbose {
+            crate::output::print(&format!("  {line}\n"))?;
         }
         Ok(())
     }
@@ -350,7 +362,7 @@ fn to_bf16(x: f64) -> f64 {
 }
 
 /// Attention over pages against the oracle.
-fn check_pages(device: &Device) -> Result<bool> {
+fn check_pages(device: &Device, log: &mut Log) -> Result<bool> {
     const CASES: u64 = 60;
     const DROPPED: u64 = 20;
     let narrow = device.backend().caps().activation_type == DType::Bf16;
@@ -384,8 +396,11 @@ fn check_pages(device: &Device) -> Result<bool> {
     }
     let text =
         format!("  {} cases of pages, worst error {worst:.2} of its tolerance\n", CASES + DROPPED);
-    output::print(&(text + &failures))?;
-    Ok(failures.is_empty())
+    let figures = json!({
+        "name": "pages", "cases": CASES + DROPPED, "worst_fraction_of_tolerance": worst,
+        "failures": failures,
+    });
+    log.check(failures.is_empty(), &(text + &failures), figures)
 }
 
 /// Relative distance of two results; what should be zero must be.
@@ -393,20 +408,15 @@ fn distance(got: &[f64], want: &[f64]) -> f64 {
     relative_error(got, want, f64::MIN_POSITIVE)
 }
 
-fn check_dumps(args: &Args, device: &Device) -> Result<bool> {
+fn check_dumps(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     let mut passed = true;
     for dir in &args.dumps {
-        let text = match verify_dump(dir, device, &Tolerances::default()) {
-            Ok(report) => {
-                passed &= report.passed();
-                verdict(&report)
-            }
-            Err(error) => {
-                passed = false;
-                format!("FAIL {error}")
-            }
+        let (agrees, text) = match verify_dump(dir, device, &Tolerances::default()) {
+            Ok(report) => (report.passed(), verdict(&report)),
+            Err(error) => (false, format!("FAIL {error}")),
         };
-        output::print(&format!("  {}: {text}\n", dir.display()))?;
+        let figures = json!({ "name": dir, "result": text });
+        passed &= log.check(agrees, &format!("  {}: {text}\n", dir.display()), figures)?;
     }
     Ok(passed)
 }
@@ -435,7 +445,7 @@ mod tests {
         let failures = |got: f64, peer: Option<f64>| {
             let (peer, mut tally) = (peer.map(|x| Peer::Cpu(result(x))), Tally::default());
             let got = result(got);
-            tally.judge(&case, [&got, &got], &result(1.0), peer.as_ref(), false).unwrap();
+            tally.judge(&case, [&got, &got], &result(1.0), peer.as_ref()).unwrap();
             tally.failures.len()
         };
         // By norm twice the error of the CPU, in the largest element three times; at least 2e-5, at most 6e-5.

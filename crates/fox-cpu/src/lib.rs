@@ -47,6 +47,7 @@ mod backend;
 mod channel_decay;
 mod columns;
 mod conv;
+mod dropout;
 mod embedding;
 mod foreign;
 mod gate;

@@ -31,7 +31,7 @@ font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}pre.prose{whi
 @media (max-width:480px){body{font-size:15px}main{padding:14px 12px 48px}.card{padding:8px}\
 table{font-size:.8rem}th,td{padding:5px 7px 5px 0}\
 .wide,.wide tbody,.wide tr{display:block}.wide tr:first-child{display:none}.wide tr{padding:6px 0}\
-.wide td{display:flex;justify-content:space-between;padding:2px 0}.wide td:first-child{font-weight:600}\
+.wide td{display:flex;justify-content:space-between;gap:10px;padding:2px 0}.wide td:first-child{font-weight:600}\
 .wide td::before{content:attr(data-of);color:var(--dim);font-weight:400}}";
 
 /// Tables of more columns are lists of figures on a phone.

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, DecodeBlock, DecodeMlp, ParamId, Result, Tape, Tensor, Var};
+use fox_tensor::{Activation, DecodeBlock, DecodeMlp, Dropout, ParamId, Result, Tape, Tensor, Var};
 
 use crate::config::ModelConfig;
-use crate::mixers::forgetting::ForgettingLayer;
+use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -66,26 +66,38 @@ impl Block {
         }
     }
 
-    /// `h` and `delta` are `[R, D]`; the first block has no `delta`.
+    /// `h` and `delta` are `[R, D]`; the first block has no `delta`. `dropout` is that of the outputs of mixer and MLP.
     pub fn forward(
         &self,
         tape: &mut Tape<'_>,
         h: &Var,
         delta: Option<&Var>,
         context: &MixerContext<'_>,
+        dropout: Option<[Dropout; 2]>,
         state: Option<&mut LayerState>,
     ) -> Result<BlockOutput> {
         let var = |id: ParamId| context.params.var(id);
         let (h, x) = tape.add_rms_norm(h, delta, &var(self.mixer_norm), self.norm_eps)?;
-        let mixed = self.mixer.forward(tape, &x, context, state)?;
+        let mut mixed = self.mixer.forward(tape, &x, context, state)?;
+        if let Some([mixer, _]) = &dropout {
+            mixed.out = tape.dropout(&mixed.out, mixer)?;
+        }
         let Some(mlp) = &self.mlp else {
             return Ok(BlockOutput { h, delta: mixed.out, tiles: mixed.tiles });
         };
         let (h, x) = tape.add_rms_norm(&h, Some(&mixed.out), &var(mlp.norm), self.norm_eps)?;
         let gate_up = tape.linear(&x, &var(mlp.gate_up), None)?;
         let inner = tape.glu(&gate_up, mlp.activation)?;
-        let delta = tape.linear(&inner, &var(mlp.down), None)?;
+        let mut delta = tape.linear(&inner, &var(mlp.down), None)?;
+        if let Some([_, mlp]) = &dropout {
+            delta = tape.dropout(&delta, mlp)?;
+        }
         Ok(BlockOutput { h, delta, tiles: mixed.tiles })
+    }
+
+    /// See [`Mixer::gate_biases`](crate::mixers::Mixer::gate_biases).
+    pub fn gate_biases(&self, time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        self.mixer.gate_biases(time)
     }
 
     /// The attention layer and the weights of the norm in front of it; `None` in recurrent models.

@@ -75,11 +75,13 @@ impl Axis {
         self
     }
 
-    /// Widens the axis by a fraction of its length on both sides, so that lines do not touch the frame.
+    /// Widens the axis by a fraction of its length on both sides, so that lines do not touch the frame. Values of at least
+    /// 0, such as rates and losses, get no negative end.
     pub(super) fn padded(mut self, fraction: f64) -> Self {
         let (low, high) = (self.forward(self.low), self.forward(self.high));
         let pad = (high - low) * fraction;
-        (self.low, self.high) = (self.backward(low - pad), self.backward(high + pad));
+        let least = if self.low >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
+        (self.low, self.high) = (self.backward(low - pad).max(least), self.backward(high + pad));
         self
     }
 
@@ -185,6 +187,13 @@ mod tests {
     fn labels(values: [f64; 2], scale: Scale, wanted: usize) -> Vec<String> {
         let axis = Axis::around(values.into_iter(), scale);
         axis.ticks(wanted).into_iter().map(|(_, label)| label).collect()
+    }
+
+    #[test]
+    fn values_from_zero_have_no_negative_end() {
+        let axis = |low: f64| Axis::around([low, 0.004].into_iter(), Scale::Linear).padded(0.02);
+        assert_eq!((axis(0.0).low, axis(0.0).ending_at_ticks().low), (0.0, 0.0));
+        assert!(axis(-0.001).low < -0.001 && axis(0.002).low < 0.002);
     }
 
     #[test]

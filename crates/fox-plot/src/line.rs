@@ -226,15 +226,22 @@ fn dash(series: &Series) -> &'static str {
 
 fn line(svg: &mut String, series: &Series, x: &Axis, y: &Axis) {
     let mut path = String::new();
-    let mut drawing = false;
-    for &(px, py) in &series.points {
-        // A value that cannot be shown interrupts the line.
-        match (x.place(px), y.place(py)) {
-            (Some(px), Some(py)) => {
-                let _ = write!(path, "{}{} {}", if drawing { "L" } else { "M" }, n(px), n(py));
-                drawing = true;
-            }
-            _ => drawing = false,
+    // A value that cannot be shown interrupts the line.
+    let placed: Vec<Option<(f64, f64)>> =
+        series.points.iter().map(|(px, py)| Some((x.place(*px)?, y.place(*py)?))).collect();
+    for points in placed.split(Option::is_none) {
+        for (i, (px, py)) in points.iter().flatten().enumerate() {
+            let _ = write!(path, "{}{} {}", if i > 0 { "L" } else { "M" }, n(*px), n(*py));
+        }
+        // A single point has no line.
+        if let [Some((px, py))] = points {
+            let color = series_color(series.color);
+            let _ = write!(
+                svg,
+                "<circle cx=\"{}\" cy=\"{}\" r=\"3.5\" style=\"fill:{color}\"/>",
+                n(*px),
+                n(*py)
+            );
         }
     }
     let _ = write!(
@@ -306,6 +313,8 @@ mod tests {
         assert_eq!(svg.matches("class=\"line\"").count(), 2);
         assert!(svg.contains("d=\"M56 "), "{svg}");
         assert!(svg.contains("M446 "), "{svg}");
+        // Without neighbours, both values are dots.
+        assert_eq!(svg.matches("<circle ").count(), 2, "{svg}");
     }
 
     #[test]

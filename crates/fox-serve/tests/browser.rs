@@ -131,7 +131,7 @@ fn links_pictures_and_text(page: &mut Browser) {
     page.wait_for(drawn);
     // Near the lower left corner: the first tokens, seen by the last ones.
     page.hover("[data-part=forget]", 0.2, 0.9);
-    wait_for_text(page, "[data-part=readout]", "% decay");
+    wait_for_text(page, "[data-part=readout]", "decayed to ");
     wait_for_text(page, "[data-part=readout]", "gate ");
     assert_eq!(page.value("document.querySelectorAll('.text .hovered').length"), 2);
     page.hover("[data-part=forget]", 0.6, 0.1);

@@ -260,6 +260,11 @@ fn stops_at_every_end_id() {
         let choice = &post(server.address, CHAT, &body).unwrap().json()["choices"][0];
         assert_eq!(choice["finish_reason"], reason, "{id}");
         assert_eq!(choice["message"]["content"] == "", reason == "stop", "{choice}");
+        // An end marker has an entry among the log-probabilities, but it is not counted.
+        let body = with(&body, json!({ "logprobs": true }));
+        let answer = post(server.address, CHAT, &body).unwrap().json();
+        let count = if reason == "stop" { 0 } else { 4 };
+        assert_eq!(answer["usage"]["completion_tokens"], count, "{answer}");
     }
 }
 

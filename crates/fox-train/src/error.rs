@@ -219,6 +219,17 @@ pub enum Error {
         /// Kilobytes that are enough.
         least: u64,
     },
+    /// A line of conversations that is none.
+    #[error(
+        "{} line {line} has no list `messages` of role and content; every line needs one",
+        path.display()
+    )]
+    NotAConversation {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
     /// Held-out data without a document that is long enough.
     #[error(
         "no held-out document has {length} tokens (the longest has {longest}); lower evaluation.length, or set evaluation.sequences to 0 for no evaluation"

@@ -47,6 +47,7 @@ pub mod messages;
 pub mod metrics;
 mod optimizer;
 mod overlapped_reduce;
+pub mod own_messages;
 pub mod own_text;
 pub mod recipe;
 mod run_folder;

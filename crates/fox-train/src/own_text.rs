@@ -10,7 +10,7 @@ use fox_data::{
 
 use crate::data::RunData;
 use crate::recipe::{self, GateInit};
-use crate::{Error, Result};
+use crate::{Error, Recipe, Result};
 
 /// With fewer documents than this, the end of each is held out instead of some of them.
 const FEW_DOCUMENTS: usize = 100;
@@ -26,6 +26,8 @@ const SHORTEST: u64 = 64;
 const STEPS: u64 = 1000;
 /// Documents are concatenated when sequences inside of them would hold less than this fraction of the tokens.
 const FULL_WINDOWS: f64 = 0.95;
+/// The recipe for texts of more than a million tokens on a CPU.
+const FOR_TEXT: &str = "books-small";
 /// Bytes of a text that a sample reads.
 const SAMPLE_BYTES: u64 = 4 << 20;
 
@@ -140,14 +142,7 @@ fn choose_for(
     held_out: u64,
     on_gpu: bool,
 ) -> Result<RecipeChoice> {
-    // Beside the recipe, the most tokens of it that are read without being asked for: some ten minutes.
-    let (name, limit) = match (on_gpu, tokens) {
-        (true, 1_000_000_000..) => ("fox-pro-125m", 0),
-        (true, 2_000_000..) => ("fox-pro-26m", 500_000_000),
-        (true, _) => ("fox-pro-1m", 0),
-        (false, 1_000_000..) => ("books-small", 4_000_000),
-        (false, _) => ("tiny-fox-pro", 0),
-    };
+    let (name, limit) = recipe_for(tokens, on_gpu);
     let usual = recipe::load(name, &[])?;
     let mut overrides = Vec::new();
     let usual_length = usual.data.sequence_length as u64;
@@ -169,7 +164,25 @@ fn choose_for(
     if length < usual_length {
         overrides.push(format!("data.sequence_length={length}"));
     }
-    if name == "books-small" {
+    overrides.extend(budget(&usual, tokens, limit, length));
+    Ok(RecipeChoice { name, overrides, tokens })
+}
+
+/// The recipe for so many tokens, and the most of them that are read without being asked for: some ten minutes.
+pub(crate) fn recipe_for(tokens: u64, on_gpu: bool) -> (&'static str, u64) {
+    match (on_gpu, tokens) {
+        (true, 1_000_000_000..) => ("fox-pro-125m", 0),
+        (true, 2_000_000..) => ("fox-pro-26m", 500_000_000),
+        (true, _) => ("fox-pro-1m", 0),
+        (false, 1_000_000..) => (FOR_TEXT, 4_000_000),
+        (false, _) => ("tiny-fox-pro", 0),
+    }
+}
+
+/// Overrides for `tokens` tokens in sequences of `length`: heads, start of the gates, tokens, batch and rate.
+pub(crate) fn budget(usual: &Recipe, tokens: u64, limit: u64, length: u64) -> Vec<String> {
+    let mut overrides = Vec::new();
+    if usual.name == FOR_TEXT {
         // More heads have more of the decay times between one token and the sequence length.
         overrides.push("model.num_heads=8".into());
     }
@@ -189,7 +202,7 @@ fn choose_for(
         // Gradients of a single sequence are noisier.
         overrides.push(format!("optimizer.peak_lr={}", 0.75 * usual.optimizer.peak_lr));
     }
-    Ok(RecipeChoice { name, overrides, tokens })
+    overrides
 }
 
 /// Sequences in a step, at most those of the recipe: halved until a run of `tokens` has [`STEPS`] steps.

@@ -140,6 +140,25 @@ impl RunFolder {
         Ok(config.exists())
     }
 
+    /// Gives a recipe with fewer tokens than its file the warm-up of that file, where the folder holds a run of it: before
+    /// version 0.1, a shorter run did not have a shorter warm-up, and the same command must resume it.
+    ///
+    /// # Errors
+    /// A run folder or a recipe that cannot be read.
+    pub fn keep_older_warmup(path: &Path, recipe: &mut Recipe) -> Result<()> {
+        if !Self::is_run(path) {
+            return Ok(());
+        }
+        let (there, full) = (Self::recipe(path)?, recipe::load(&recipe.name, &[])?);
+        let warmup = there.schedule.warmup_tokens;
+        let shorter = recipe.training.tokens < full.training.tokens
+            && recipe.training.tokens == there.training.tokens;
+        if shorter && warmup == full.schedule.warmup_tokens {
+            recipe.schedule.warmup_tokens = warmup;
+        }
+        Ok(())
+    }
+
     /// Gives a finished run the tokens of a recipe that has more of them and is the same otherwise, so that it resumes. A
     /// longer run from the beginning has other bits, so experiments do not use this. Other folders stay as they are.
     ///

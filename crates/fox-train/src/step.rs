@@ -9,7 +9,7 @@ use std::ops::Range;
 use fox_data::{Batch, IGNORED_LABEL};
 use fox_dist::context::{Context, SequenceShard, SequenceSplit, Traffic};
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
+use fox_tensor::{DType, Dropout, Gradients, RowNumbers, Segments, Tape, Tensor};
 
 use crate::overlapped_reduce::OverlappedReduce;
 use crate::recipe::Reduction;
@@ -93,7 +93,8 @@ pub fn segments(batch: &Batch, first: usize, rows: usize) -> Result<Segments> {
     Ok(Segments::packed(&own)?)
 }
 
-/// The part of the gradient of the mean loss of `batch` that comes from the tokens of `portion`.
+/// The part of the gradient of the mean loss of `batch` that comes from the tokens of `portion`. The rows of a dropout in
+/// `options` are set to those of the batch.
 pub fn gradient(
     model: &Model,
     batch: &Batch,
@@ -132,6 +133,13 @@ pub(crate) fn gradient_with(
             None => (Tape::recording(device), segments(batch, first, rows)?),
             Some(part) => (part.tape(Tape::recording(device)), part.segments()?),
         };
+        let numbers = RowNumbers {
+            first: (first * batch.time + columns.start) as u64,
+            width: columns.len(),
+            stride: batch.time as u64,
+        };
+        let dropout = options.dropout.map(|dropout| Dropout { rows: numbers, ..dropout });
+        let options = ForwardOptions { dropout, ..*options };
         // The engine knows of no other processes: the reason is with the part.
         let reason = |error: Error| {
             part.as_ref().and_then(SequenceShard::failure).map_or(error, Error::Group)
@@ -142,7 +150,7 @@ pub(crate) fn gradient_with(
             &device.from_i32(&labels, [positions])?,
             &device.full([positions], weight)?,
             &sequences,
-            options,
+            &options,
         );
         let loss = loss.map_err(|error| reason(error.into()))?;
         device.backend().copy_rows(&loss.per_token, 0, &mut losses, at, positions)?;
@@ -256,11 +264,19 @@ mod tests {
         assert_eq!((stage.rows, stage.micro_batch), (8..16, 12));
     }
 
-    fn whole_gradient(batch: &Batch, micro: usize, recompute: bool) -> (f64, Vec<f32>) {
+    const HALF: Dropout =
+        Dropout { rate: 0.5, seed: 3, rows: RowNumbers { first: 0, width: 1, stride: 1 } };
+
+    fn whole_gradient(
+        batch: &Batch,
+        micro: usize,
+        recompute: bool,
+        dropout: Option<Dropout>,
+    ) -> (f64, Vec<f32>) {
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;
         let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
-        let options = ForwardOptions { recompute, ..Default::default() };
+        let options = ForwardOptions { recompute, dropout, ..Default::default() };
         let portion = RankShard::whole(batch, micro);
         let (gradients, loss) = gradient(&model, batch, &portion, &options).unwrap();
         let all = gradients.iter().flat_map(|(_, grad)| grad.to_f32().unwrap()).collect();
@@ -270,11 +286,11 @@ mod tests {
     #[test]
     fn gradient_is_independent_of_micro_batch() {
         let cuts = vec![0, 9, 24, 48, 50, 72, 96];
-        for boundaries in [None, Some(cuts)] {
+        for (boundaries, dropout) in [(None, None), (Some(cuts), None), (None, Some(HALF))] {
             let batch = batch(4, 24, boundaries);
-            let (loss, whole) = whole_gradient(&batch, 4, false);
+            let (loss, whole) = whole_gradient(&batch, 4, false, dropout);
             for (micro, recompute) in [(1, false), (2, false), (3, true)] {
-                let (again, parts) = whole_gradient(&batch, micro, recompute);
+                let (again, parts) = whole_gradient(&batch, micro, recompute, dropout);
                 assert!((again / loss - 1.0).abs() < 1e-6, "{again} {loss}");
                 let scale = whole.iter().fold(0f32, |a, b| a.max(b.abs()));
                 for (a, b) in whole.iter().zip(&parts) {
@@ -332,7 +348,7 @@ mod tests {
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;
         let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
-        let options = ForwardOptions::default();
+        let options = ForwardOptions { dropout: Some(HALF), ..Default::default() };
         let sum = |rows: Range<usize>| {
             let (micro_batch, reduction) = (1, Reduction::Tree);
             let portion = RankShard { rows, context: None, micro_batch, reduction };

@@ -5,7 +5,7 @@ use fox_data::Batch;
 use fox_dist::Group;
 use fox_dist::context::{Context, Traffic};
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::{Gradients, WeightFormat};
+use fox_tensor::{Dropout, Gradients, RowNumbers, WeightFormat};
 
 use crate::checkpoint::RunState;
 use crate::masking::Masking;
@@ -80,14 +80,22 @@ impl Stepper {
         })
     }
 
-    /// How the model is run after the steps so far.
+    /// Dropout of the next step: its masks follow from the seed of the run, the number of the step and the position in
+    /// the batch.
+    fn dropout(&self) -> Option<Dropout> {
+        let TrainingRecipe { dropout: rate, seed, .. } = self.training;
+        let step = Dropout { rate, seed, rows: RowNumbers::from(0) }.of_tensor(self.state.step);
+        (rate > 0.0).then_some(step)
+    }
+
+    /// How the model is evaluated after the steps so far: without dropout.
     pub fn options_now(&self) -> ForwardOptions {
         let rope_strength = self.training.rope_strength(self.state.tokens);
         ForwardOptions { rope_strength, ..self.options }
     }
 
     fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, ShardLoss)> {
-        let options = self.options_now();
+        let options = ForwardOptions { dropout: self.dropout(), ..self.options_now() };
         let portion = self.portion.of_stage(self.length / batch.time);
         gradient_with(&self.model, batch, &portion, &options, &mut self.early)
     }
@@ -150,10 +158,11 @@ mod tests {
     }
 
     /// A tiny model with its first batch of four rows, `micro` rows at a time.
-    fn stepper(micro: usize) -> (Stepper, Batch) {
+    fn stepper(micro: usize, dropout: f32) -> (Stepper, Batch) {
         let set = ["training.batch=4", "data.sequence_length=32", "model.num_hidden_layers=1"];
         let mut set = set.map(String::from).to_vec();
         set.push(format!("training.micro_batch={micro}"));
+        set.push(format!("training.dropout={dropout:?}"));
         let recipe = crate::recipe::load("tiny-fox-pro", &set).unwrap();
         let data = RunData::open(&recipe).unwrap();
         let (device, loader) = (fox_cpu::device(), data.loader(&recipe).unwrap());
@@ -165,14 +174,30 @@ mod tests {
         (stepper, loader.batch(0).unwrap())
     }
 
-    fn loss(micro: usize) -> f64 {
-        let (mut stepper, batch) = stepper(micro);
+    fn loss(micro: usize, dropout: f32) -> f64 {
+        let (mut stepper, batch) = stepper(micro, dropout);
         stepper.step(&batch).unwrap().loss.mean
     }
 
     #[test]
+    fn dropout_depends_on_step_and_seed() {
+        let (mut plain, batch) = stepper(4, 0.0);
+        let (mut other, _) = stepper(4, 0.2);
+        let loss = |stepper: &mut Stepper| stepper.step(&batch).unwrap().loss.mean;
+        // The learning rate of the first step is 0: the second has the same weights.
+        let plain = [loss(&mut plain), loss(&mut plain)];
+        assert_eq!(plain[0], plain[1]);
+        let dropped = [loss(&mut other), loss(&mut other)];
+        assert!(dropped[0] != plain[0] && dropped[0] != dropped[1], "{plain:?} {dropped:?}");
+        let (mut seeded, _) = stepper(4, 0.2);
+        seeded.training.seed = 1;
+        assert_ne!(loss(&mut seeded), dropped[0]);
+        assert_eq!(other.options_now().dropout, None, "of evaluations");
+    }
+
+    #[test]
     fn update_resets_consecutive_skips() {
-        let (mut stepper, batch) = stepper(4);
+        let (mut stepper, batch) = stepper(4, 0.0);
         let head = stepper.model.params().find("lm_head.weight").unwrap();
         let healthy = stepper.model.params().value(head).clone();
         let mut counts = Vec::new();
@@ -196,9 +221,12 @@ mod tests {
 
     #[test]
     fn loss_is_independent_of_micro_batch() {
-        let whole = loss(4);
-        for micro in [1, 2, 3] {
-            assert!((loss(micro) / whole - 1.0).abs() < 1e-6, "{micro}: {} {whole}", loss(micro));
+        for dropout in [0.0, 0.2] {
+            let whole = loss(4, dropout);
+            for micro in [1, 2, 3] {
+                let parts = loss(micro, dropout);
+                assert!((parts / whole - 1.0).abs() < 1e-6, "{micro}: {parts} {whole}");
+            }
         }
     }
 }

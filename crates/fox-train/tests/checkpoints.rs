@@ -50,15 +50,16 @@ impl Bench {
     }
 }
 
-/// Every optimizer with and without an average: three steps, a checkpoint and three more are six steps to the bit.
+/// Every optimizer with and without an average and dropout: three steps, a checkpoint and three more are six steps to the bit.
 #[test]
 fn optimizer_state_resumes_bit_exactly() {
     let set = ["training.batch=2", "data.sequence_length=16", "training.tokens=1000000"];
     for name in optimizer_names() {
-        for ema in [None, Some(0.8)] {
+        for (ema, dropout) in [(None, "0.0"), (Some(0.8), "0.3")] {
             let dir = tempfile::tempdir().unwrap();
             let mut overrides = set.map(String::from).to_vec();
             overrides.push(format!("optimizer.name={name}"));
+            overrides.push(format!("training.dropout={dropout}"));
             let recipe = recipe::load("tiny-fox-pro", &overrides).unwrap();
             let bench = Bench::new(dir.path(), 2, 0);
             let start = || {

@@ -236,6 +236,14 @@ fn mistakes_suggest_nearest_name() {
             &["optimizer.name=muon", "optimizer.newton_schulz_steps=0"],
             "tiny-fox-pro: `optimizer.newton_schulz_steps` must be between 1 and 20; 5 is usual",
         ),
+        (
+            &["training.dropout=1.0"],
+            "tiny-fox-pro: `training.dropout` must be a probability of at least 0 and below 1, e.g. 0.1",
+        ),
+        (
+            &["training.dropout=-0.1"],
+            "tiny-fox-pro: `training.dropout` must be a probability of at least 0 and below 1, e.g. 0.1",
+        ),
         (&["training.ema=1.0"], "tiny-fox-pro: `training.ema` must be between 0 and 1"),
         (
             &["evaluation.weights=ema"],

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{FromArgMatches, Parser};
 // Commands name these as modules of this crate.
-use fox_lab::args::{device, engine, hints, pretrained, sampling, tolerance};
+use fox_lab::args::{device, engine, hints, pretrained, sampling, subjects, tolerance};
 use fox_lab::{output, progress, signals};
 
 /// The Forgetting Transformer (FoX): prepare data, train, evaluate, inspect, generate, serve, verify and

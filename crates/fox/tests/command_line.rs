@@ -55,6 +55,55 @@ fn colours_can_be_disabled() {
     assert!(!help("1").contains('\u{1b}'));
 }
 
+/// Commands that print no figures (text, pages, services and scripts), or JSON alone (embed).
+const WITHOUT_FIGURES: [&str; 8] =
+    ["chat", "serve", "watch", "launch", "embed", "completions", "man", "help"];
+
+#[test]
+fn commands_with_figures_print_json() {
+    for command in commands().iter().filter(|name| !WITHOUT_FIGURES.contains(&name.as_str())) {
+        let help = printed(&[command, "--help"]);
+        let list = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
+        let list = list.split_once("\nOptions:").map_or("", |(list, _)| list);
+        let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
+        let inner = list.lines().filter(is_name).filter_map(|line| line.split_whitespace().next());
+        let inner: Vec<&str> = inner.filter(|name| *name != "help").collect();
+        if inner.is_empty() {
+            assert!(help.contains("--json"), "fox {command}");
+        }
+        for name in inner {
+            let help = printed(&[command, name, "--help"]);
+            assert!(help.contains("--json"), "fox {command} {name}");
+        }
+    }
+}
+
+#[test]
+fn json_has_the_figures_of_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let fixture =
+        |name: &str| format!("{}/../../fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (made, more, run) = (at("converted"), at("retrofitted"), at("run"));
+    let (fla, llama) = (fixture("fla_fox"), fixture("hf_llama"));
+    let dry =
+        ["train", "tiny-fox-pro", "--dry-run", "-o", &run, "--tokens", "8192", "--device", "cpu"];
+    for (args, keys) in [
+        (&dry[..], &["steps", "memory_bytes", "tokens_per_second", "seconds", "config"][..]),
+        (&["selftest", "--only", "glu", "--device", "cpu"], &["passed", "devices"]),
+        (&["convert", &fla, &made, "--to", "fla"], &["parameters", "from", "to"]),
+        (&["retrofit", &llama, &more], &["parameters", "added", "decay_per_token"]),
+        (&["info", "fox-pro-125m"], &["parameters"]),
+    ] {
+        let text = printed(&[args, &["--json"]].concat());
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for key in keys {
+            assert!(!json[key].is_null(), "fox {args:?} has no {key}: {text}");
+        }
+    }
+    assert!(!dir.path().join("run").exists(), "of a dry run");
+}
+
 #[test]
 fn completions_cover_every_command() {
     let commands = commands();

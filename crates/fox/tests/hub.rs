@@ -54,6 +54,18 @@ fn finds_models_in_the_cache() {
         "error: acme/huge does not exist, and the Hugging Face cache has no model of that name; `fox generate \
          acme/huge --download` fetches it"
     );
+    // Every other command that takes a checkpoint finds it by its name, too.
+    for line in [
+        "info acme/tiny",
+        "convert acme/tiny converted --to official",
+        "train tiny-fox-pro --init acme/tiny -o run --quiet --tokens 512 --device cpu --dry-run",
+    ] {
+        let words_of = line.split_whitespace().collect::<Vec<_>>();
+        let output = fox(home.path(), &words_of).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", words(&output));
+    }
+    let output = fox(home.path(), &["retrofit", "acme/tiny", "gated"]).output().unwrap();
+    assert!(words(&output).ends_with("the model has forget gates already"), "{}", words(&output));
     // A model that is there is not downloaded.
     assert!(generate("acme/tiny").status.success());
     let output = fox(home.path(), &[&["generate", "acme/tiny", "--download"], &ASK[..]].concat());

@@ -67,14 +67,22 @@ fn dry_run_estimates_without_a_folder() {
     let dir = tempfile::tempdir().unwrap();
     let scale = scale(dir.path());
     let before = fs::read_dir(dir.path()).unwrap().count();
-    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .current_dir(dir.path())
-        .args(["reproduce", "--dry-run", "--only", "gates", "--device", "cpu", "--scale"])
-        .arg(&scale)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    let text = stdout(&output);
+    let dry_run = |extra: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_fox"))
+            .current_dir(dir.path())
+            .args(["reproduce", "--dry-run", "--only", "gates", "--device", "cpu", "--scale"])
+            .arg(&scale)
+            .args(extra)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let json: serde_json::Value = serde_json::from_str(&dry_run(&["--json"])).unwrap();
+    assert!(json["speed"]["tokens_per_second"].as_f64().unwrap() > 0.0, "{json}");
+    assert_eq!(json["experiments"][1]["name"], "gates", "{json}");
+    assert!(json["experiments"][1]["runs"].as_u64() > Some(1), "{json}");
+    let text = dry_run(&[]);
     assert!(text.contains("estimate from ") && text.contains(" tokens/s of "), "{text}");
     let total = text.lines().find(|line| line.starts_with("total ")).unwrap();
     let minutes: f64 = total.split_whitespace().last().unwrap().parse().unwrap();

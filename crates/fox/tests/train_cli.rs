@@ -74,6 +74,22 @@ fn dry_run_prints_recipe_and_writes_nothing() {
     assert_eq!(contents(&first), before);
 }
 
+/// Before a shorter run had a shorter warm-up, the folder of the same command has the warm-up of the recipe.
+#[test]
+fn older_run_keeps_its_warmup() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let shorter = ["--tokens", "5120", "--quiet"];
+    let older = [&shorter[..], &["--set", "schedule.warmup_tokens=2560"]].concat();
+    let output = run(&recipe, &out, &older);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = run(&recipe, &out, &shorter);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let other = [&shorter[..], &["--set", "schedule.warmup_tokens=999"]].concat();
+    let said = stderr(&run(&recipe, &out, &other));
+    assert!(said.contains("schedule.warmup_tokens is 2560 there and 999 here"), "{said}");
+}
+
 #[test]
 fn run_folder_is_complete() {
     let dir = tempfile::tempdir().unwrap();

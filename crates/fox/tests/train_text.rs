@@ -154,6 +154,44 @@ fn published_recipe_trains_on_folder() {
     assert!(words.contains("data.order is shuffled instead of longcrawl64"), "{words}");
 }
 
+/// JSON lines with messages become a chat model: divided, trained on the answers, exported with their template.
+#[test]
+fn trains_on_conversations() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |n: usize| {
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"Where is hen {n}?\"}}, \
+             {{\"role\": \"assistant\", \"content\": \"In the barn.\"}}]}}\n"
+        )
+    };
+    fs::write(dir.path().join("chats.jsonl"), (0..60).map(line).collect::<String>()).unwrap();
+    let dry = train(dir.path(), &["--data", "chats.jsonl", "--dry-run", "--json"], None);
+    let figures: serde_json::Value = serde_json::from_slice(&dry.stdout).expect(&succeeds(&dry));
+    assert_eq!(figures["config"]["data"]["messages"]["path"], "chats.jsonl", "{figures}");
+    assert!(!dir.path().join("runs").exists(), "of a dry run");
+    let first = train(dir.path(), &["--data", "chats.jsonl"], None);
+    let words = succeeds(&first);
+    assert!(words.contains("chats.jsonl has conversations: 57 to train on"), "{words}");
+    assert!(words.contains("auto-selected recipe tiny-fox-pro"), "{words}");
+    let printed = String::from_utf8_lossy(&first.stdout).into_owned();
+    assert!(
+        printed.contains("held-out loss") && printed.contains("fox chat runs/chats"),
+        "{printed}"
+    );
+    let run = dir.path().join("runs/chats");
+    assert_eq!(fs::read_to_string(run.join("data/heldout.jsonl")).unwrap().lines().count(), 3);
+    assert!(run.join("export/chat_template.jinja").is_file());
+    // The same command finds the finished run; other conversations are another run.
+    succeeds(&train(dir.path(), &["--data", "chats.jsonl"], None));
+    fs::write(dir.path().join("chats.jsonl"), (1..61).map(line).collect::<String>()).unwrap();
+    let words = fails(&train(dir.path(), &["--data", "chats.jsonl"], None));
+    assert!(words.starts_with("runs/chats holds another run (its data are"), "{words}");
+    // A line that is not a conversation is named.
+    fs::write(dir.path().join("bad.jsonl"), line(1) + "{\"text\": \"a\"}\n").unwrap();
+    let words = fails(&train(dir.path(), &["--data", "bad.jsonl"], None));
+    assert!(words.contains("bad.jsonl line 2 has no list `messages`"), "{words}");
+}
+
 /// A dry run selects the same recipe, prints it, and writes nothing.
 #[test]
 fn dry_run_on_text_writes_nothing() {

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use fox_model::{Cache, ForwardOptions, Model, ModelConfig};
 use fox_tensor::{DType, Device, Segments, Tape, WeightFormat};
+use serde_json::json;
 
+use super::log::Log;
 use super::{Args, TOLERANCE, distance};
-use crate::output;
 
 /// Name, model, tokens of the prompt, sequences. The long ones begin with a prompt, so that their keys are more than one
 /// thread block takes.
@@ -44,10 +45,9 @@ pub(super) fn with_sinks(mut config: ModelConfig) -> ModelConfig {
 }
 
 /// Token by token through the decode state against one forward pass.
-pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
+pub(super) fn check(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     let narrow = device.backend().caps().activation_type == DType::Bf16;
     let tolerance = if narrow { 0.03 } else { TOLERANCE };
-    let mut text = String::new();
     let mut passed = true;
     let packs = device.backend().caps().packing.is_some();
     let wanted = |name: &str| args.wants(name) && (packs || !name.contains(EIGHT_BIT));
@@ -63,11 +63,13 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
         let right = rows <= tolerance && pages <= tolerance;
         passed &= right;
         let verdict = if right { "" } else { "FAIL " };
-        text += &format!(
+        let text = format!(
             "  {verdict}{name} is off by {rows:.1e}, in pages by {pages:.1e} from a forward pass\n"
         );
+        let figures =
+            json!({ "name": name, "error": rows, "error_in_pages": pages, "tolerance": tolerance });
+        log.check(right, &text, figures)?;
     }
-    output::print(&text)?;
     Ok(passed)
 }
 

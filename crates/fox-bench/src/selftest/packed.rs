@@ -3,9 +3,10 @@
 use anyhow::Result;
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, DeviceKind, WeightFormat};
+use serde_json::json;
 
+use super::log::Log;
 use super::{TOLERANCE, distance, to_bf16};
-use crate::output;
 
 /// Rows of the products: in each of the ways that a GPU has for them.
 const ROWS: [usize; 5] = [1, 8, 12, 33, 256];
@@ -17,7 +18,7 @@ const PRODUCTS: [(usize, usize); 5] = [(24, 64), (200, 96), (1000, 1536), (130, 
 const SLACK: f64 = (64 << 10) as f64;
 
 /// Compares weights with those of the CPU, and products with sums in f64.
-pub(super) fn check(device: &Device) -> Result<bool> {
+pub(super) fn check(device: &Device, log: &mut Log) -> Result<bool> {
     let backend = device.backend();
     if backend.caps().packing.is_none() {
         return Ok(true);
@@ -78,8 +79,11 @@ pub(super) fn check(device: &Device) -> Result<bool> {
         }
     }
     let text = format!("  {count} products with packed weights, worst error {worst:.1e}\n");
-    output::print(&(text + &failures))?;
-    Ok(failures.is_empty())
+    let figures = json!({
+        "name": "packed weights", "cases": count, "worst_error": worst, "tolerance": TOLERANCE,
+        "failures": failures,
+    });
+    log.check(failures.is_empty(), &(text + &failures), figures)
 }
 
 #[cfg(test)]
@@ -88,6 +92,6 @@ mod tests {
 
     #[test]
     fn cpu_passes() {
-        assert!(check(&fox_cpu::device()).unwrap());
+        assert!(check(&fox_cpu::device(), &mut Log::default()).unwrap());
     }
 }

@@ -5,10 +5,11 @@ use fox_cache::{SequenceState, SlotSequence, Slots};
 use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, DeviceKind, Segments, Tape, TokenDraw};
+use serde_json::json;
 
 use super::decoding::{VOCAB, model_of, with_sinks};
+use super::log::Log;
 use super::{Args, TOLERANCE, distance, to_bf16};
-use crate::output;
 
 /// Slots of the checks.
 const SLOTS: usize = 80;
@@ -22,7 +23,11 @@ pub(super) const PRODUCTS: [(usize, usize); 5] =
     [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)];
 
 /// Matmuls of decode steps: errors against f64, and batch invariance.
-pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Result<bool> {
+pub(super) fn check_products(
+    device: &Device,
+    products: &[(usize, usize)],
+    log: &mut Log,
+) -> Result<bool> {
     let Some(ops) = device.backend().caps().slots else { return Ok(true) };
     let (mut worst, mut count, mut failures) = (0.0f64, 0, String::new());
     for &(results, width) in products {
@@ -61,8 +66,11 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
         }
     }
     let text = format!("  {count} decode matmuls, worst error {worst:.1e}, batch-invariant\n");
-    output::print(&(text + &failures))?;
-    Ok(failures.is_empty())
+    let figures = json!({
+        "name": "row products", "cases": count, "worst_error": worst, "tolerance": TOLERANCE,
+        "failures": failures,
+    });
+    log.check(failures.is_empty(), &(text + &failures), figures)
 }
 
 /// A model to check.
@@ -122,19 +130,22 @@ pub(super) fn cases() -> Vec<SlotCase> {
 }
 
 /// Decode steps of models.
-pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
+pub(super) fn check_steps(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     let gpu = device.backend().kind() == DeviceKind::Cuda;
-    let (mut passed, mut text) = (true, String::new());
+    let mut passed = true;
     for case in cases() {
         if !args.wants(case.name) || (case.gpu_only && !gpu) {
             continue;
         }
         let model = model_of(case.name, case.config.clone(), device)?;
         let Some(checked) = check_model(&model, &case)? else { continue };
-        passed &= checked.passed(device);
-        text += &checked.describe(&case, device);
+        let figures = json!({
+            "name": case.name, "error": checked.error, "tolerance": Checked::tolerance(device),
+            "steps": case.steps, "steps_that_depend_on_the_batch": checked.differences,
+            "wrong_tokens": checked.wrong_tokens,
+        });
+        passed &= log.check(checked.passed(device), &checked.describe(&case, device), figures)?;
     }
-    output::print(&text)?;
     Ok(passed)
 }
 
@@ -143,7 +154,7 @@ pub(super) const GREEDY: &str = "greedy";
 
 /// Greedy decoding as evaluation does it, in slots, against steps op by op that are fed the same tokens: logits must be
 /// close, and the most likely token the same unless two logits are closer than their errors.
-pub(super) fn check_greedy(device: &Device) -> Result<bool> {
+pub(super) fn check_greedy(device: &Device, log: &mut Log) -> Result<bool> {
     let llama = || ModelConfig::fox_llama(128, 2, 2);
     let models = [
         ("fox-pro", ModelConfig::fox_pro(128, 2, 2)),
@@ -151,19 +162,22 @@ pub(super) fn check_greedy(device: &Device) -> Result<bool> {
         ("sinks", with_sinks(llama())),
         ("mamba2", ModelConfig::mamba2(128, 2, 4)),
     ];
-    let (mut passed, mut text) = (true, String::new());
+    let mut passed = true;
     for (name, config) in models {
         let model = model_of(name, config, device)?;
         let Greedy { error, tokens, same, tied } = greedy_error(&model)?;
         let right = error <= Checked::tolerance(device) && same + tied == tokens;
-        passed &= right;
-        text += &format!(
+        let text = format!(
             "  {}greedy/{name}: error {error:.1e} against steps op by op; of {tokens} tokens, {same} are the same and \
              {tied} differ where two logits are closer than the tolerance\n",
             if right { "" } else { "FAIL " }
         );
+        let figures = json!({
+            "name": format!("greedy/{name}"), "error": error,
+            "tolerance": Checked::tolerance(device), "tokens": tokens, "same": same, "tied": tied,
+        });
+        passed &= log.check(right, &text, figures)?;
     }
-    output::print(&text)?;
     Ok(passed)
 }
 
@@ -384,7 +398,7 @@ mod tests {
     #[test]
     fn oracle_passes() {
         let device = Device::naive();
-        assert!(check_products(&device, &PRODUCTS[..1]).unwrap());
+        assert!(check_products(&device, &PRODUCTS[..1], &mut Log::default()).unwrap());
         let case = SlotCase::new("slots/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
         let model = model_of(case.name, case.config.clone(), &device).unwrap();
         let checked = check_model(&model, &case).unwrap().expect("the oracle has slots");

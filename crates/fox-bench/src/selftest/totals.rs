@@ -3,13 +3,14 @@
 use anyhow::Result;
 use fox_tensor::cases::Rng;
 use fox_tensor::{Device, PAGE, gate_totals};
+use serde_json::json;
 
-use crate::output;
+use super::log::Log;
 
 /// Sums are computed in f64 from f32 gates.
 const TOLERANCE: f64 = 1e-10;
 
-pub fn check(device: &Device) -> Result<bool> {
+pub(super) fn check(device: &Device, log: &mut Log) -> Result<bool> {
     let (mut worst, mut failures) = (0.0f64, String::new());
     for (seed, heads, rows) in [(0, [24, 24], 1024), (1, [3, 40], 200), (2, [1, 7], 5)] {
         let mut rng = Rng::new(seed);
@@ -35,6 +36,9 @@ pub fn check(device: &Device) -> Result<bool> {
             failures += &format!("  FAIL gate totals {seed}: off by {off:.1e}\n");
         }
     }
-    output::print(&format!("  sums of gates over pages, worst error {worst:.1e}\n{failures}"))?;
-    Ok(failures.is_empty())
+    let text = format!("  sums of gates over pages, worst error {worst:.1e}\n{failures}");
+    let figures = json!({
+        "name": "gate totals", "worst_error": worst, "tolerance": TOLERANCE, "failures": failures,
+    });
+    log.check(failures.is_empty(), &text, figures)
 }

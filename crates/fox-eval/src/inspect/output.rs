@@ -53,8 +53,8 @@ impl Inspection {
         1.0 - sum(|h| h.blocks_visited) / sum(|h| h.blocks).max(1.0)
     }
 
-    /// The self-contained page; `decode` gives the text of a token.
-    pub fn report(&self, decode: &dyn Fn(u32) -> String) -> Report {
+    /// The self-contained page; `name` gives the name of a token, `texts` what each of the first tokens adds to the text.
+    pub fn report(&self, name: &dyn Fn(u32) -> String, texts: &[String]) -> Report {
         let mut report = Report::new(
             &format!("What {} forgets", self.model),
             &format!(
@@ -66,7 +66,7 @@ impl Inspection {
         self.add_facts(&mut report);
         self.add_memory(&mut report);
         self.add_pictures(&mut report, "A head's forget matrix and its attention");
-        self.add_tokens(&mut report, decode);
+        self.add_tokens(&mut report, name, texts);
         self.add_table(&mut report);
         report
     }
@@ -172,7 +172,7 @@ impl Inspection {
         charts
     }
 
-    fn add_tokens(&self, report: &mut Report, decode: &dyn Fn(u32) -> String) {
+    fn add_tokens(&self, report: &mut Report, name: &dyn Fn(u32) -> String, texts: &[String]) {
         if self.token_gates.is_empty() {
             return;
         }
@@ -180,7 +180,7 @@ impl Inspection {
         report.text("Mean gate over all heads when a token is read; tokens that occur at least twice. A low gate wipes what came before.");
         let mut rows = vec![["token", "occurs", "mean gate"].map(String::from).to_vec()];
         let row = |t: &super::TokenGate| {
-            let text = format!("{:?}", decode(t.id));
+            let text = format!("{:?}", name(t.id));
             vec![text, t.count.to_string(), format!("{:.3}", t.mean_gate)]
         };
         let n = self.token_gates.len();
@@ -197,9 +197,10 @@ impl Inspection {
                 "The start of the text on the gates of L{} H{} (yellow: kept, dark: forgotten):",
                 picture.place.0, picture.place.1
             ));
-            let tokens = self.tokens.iter().zip(&picture.gates).take(EXCERPT);
+            let tokens = texts.iter().zip(&picture.gates).take(EXCERPT);
+            let shown = tokens.filter(|(text, _)| !text.is_empty());
             let tokens: Vec<(String, f64)> =
-                tokens.map(|(id, gate)| (decode(*id), f64::from(*gate))).collect();
+                shown.map(|(text, gate)| (text.clone(), f64::from(*gate))).collect();
             report.tokens(&tokens);
         }
     }

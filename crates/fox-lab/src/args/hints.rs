@@ -43,6 +43,17 @@ pub fn no_run(path: &Path) -> String {
     }
 }
 
+/// Refuses a file where a command writes a folder.
+///
+/// # Errors
+/// A path of a file.
+pub fn results_folder(path: &Path) -> anyhow::Result<()> {
+    match path.is_file() {
+        true => anyhow::bail!("{} is a file; name a folder with --out", path.display()),
+        false => Ok(()),
+    }
+}
+
 /// The message for an unknown model name, with the most similar one.
 pub fn no_description(name: &str) -> String {
     let presets = Preset::all();

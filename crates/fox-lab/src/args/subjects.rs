@@ -51,8 +51,7 @@ impl Named {
     /// Loads the model.
     pub fn open(&self, device: &Device) -> Result<Opened> {
         let Named { name, path } = self;
-        let hub = path.to_str().and_then(HubModel::parse).and_then(|model| model.cached());
-        let path = hub.as_ref().unwrap_or(path);
+        let path = &located(path)?;
         let export = path.join("export");
         let folder = match path.join("config.json").exists() {
             false if export.join("config.json").exists() => export,
@@ -84,6 +83,18 @@ impl Named {
             model: newest.model,
             run: Some(ModelRun { folder: self.path.clone(), recipe }),
         })
+    }
+}
+
+/// The folder that a model argument stands for: of ORG/NAME its folder in the Hugging Face cache, otherwise the path
+/// itself.
+///
+/// # Errors
+/// A name of a model that is not in the cache.
+pub fn located(path: &Path) -> Result<PathBuf> {
+    match path.to_str().and_then(HubModel::parse) {
+        None => Ok(path.to_path_buf()),
+        Some(model) => model.cached().with_context(|| hints::no_model(path)),
     }
 }
 

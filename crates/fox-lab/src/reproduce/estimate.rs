@@ -39,6 +39,30 @@ impl Speed {
     }
 }
 
+/// What the experiments would take.
+#[derive(Clone, Debug, Serialize)]
+pub struct Estimate {
+    /// The measured throughput.
+    pub speed: Speed,
+    /// The recipe that was measured.
+    pub measured: String,
+    /// Every experiment.
+    pub experiments: Vec<ExperimentEstimate>,
+}
+
+/// What an experiment would take.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExperimentEstimate {
+    /// Its name.
+    pub name: String,
+    /// Training runs.
+    pub runs: u64,
+    /// Tokens of all runs.
+    pub tokens: u64,
+    /// Seconds of all runs.
+    pub seconds: f64,
+}
+
 /// A list of all runs with their tokens.
 pub fn runs(plan: &Reproduction) -> String {
     let mut text = String::new();
@@ -114,8 +138,8 @@ fn base(plan: &Reproduction) -> Option<&PlannedRun> {
     plan.searches.first().or(plan.runs.first())
 }
 
-/// Runs, tokens and minutes of every experiment, and in total.
-pub fn table(plan: &Reproduction, speed: &Speed, vocab: usize, jobs: usize) -> Result<String> {
+/// Runs, tokens and time of every experiment.
+pub fn estimate(plan: &Reproduction, speed: &Speed, vocab: usize, jobs: usize) -> Result<Estimate> {
     let Some(first) = base(plan) else { bail!("there is nothing to train") };
     let flops = |run: &PlannedRun, length: Option<usize>| -> Result<f64> {
         let recipe = run.recipe(1e-3)?;
@@ -137,8 +161,7 @@ pub fn table(plan: &Reproduction, speed: &Speed, vocab: usize, jobs: usize) -> R
         }
         Ok(steps + evaluation + around)
     };
-    let mut rows = vec![["experiment", "runs", "tokens", "minutes"].map(String::from).to_vec()];
-    let (mut all_seconds, mut all_runs, mut all_tokens) = (0.0, 0, 0);
+    let mut experiments = Vec::new();
     for (e, experiment) in plan.experiments.iter().enumerate() {
         let (mut runs, mut time, mut tokens) = (0, 0.0, 0);
         for run in plan.searches.iter().filter(|run| run.experiment == e) {
@@ -151,18 +174,30 @@ pub fn table(plan: &Reproduction, speed: &Speed, vocab: usize, jobs: usize) -> R
             runs += 1;
             tokens += run.tokens;
         }
-        rows.push(row(&experiment.name, runs, tokens, time));
-        (all_seconds, all_runs, all_tokens) =
-            (all_seconds + time, all_runs + runs, all_tokens + tokens);
+        let name = experiment.name.clone();
+        experiments.push(ExperimentEstimate { name, runs, tokens, seconds: time });
     }
-    rows.push(row("total", all_runs, all_tokens, all_seconds));
-    Ok(format!(
-        "estimate from {} tokens/s of {} on {}, without needles and with about {RUNS_PER_SEARCH} rates a search:\n{}",
-        output::grouped(speed.tokens_per_second.round() as u64),
-        first.spec,
-        speed.device,
-        output::table(&rows)
-    ))
+    Ok(Estimate { speed: speed.clone(), measured: first.spec.clone(), experiments })
+}
+
+impl Estimate {
+    /// Runs, tokens and minutes of every experiment, and in total.
+    pub fn table(&self) -> String {
+        let mut rows = vec![["experiment", "runs", "tokens", "minutes"].map(String::from).to_vec()];
+        rows.extend(self.experiments.iter().map(|e| row(&e.name, e.runs, e.tokens, e.seconds)));
+        let all = self.experiments.iter();
+        let total = all.fold((0, 0, 0.0), |(runs, tokens, seconds), e| {
+            (runs + e.runs, tokens + e.tokens, seconds + e.seconds)
+        });
+        rows.push(row("total", total.0, total.1, total.2));
+        format!(
+            "estimate from {} tokens/s of {} on {}, without needles and with about {RUNS_PER_SEARCH} rates a search:\n{}",
+            output::grouped(self.speed.tokens_per_second.round() as u64),
+            self.measured,
+            self.speed.device,
+            output::table(&rows)
+        )
+    }
 }
 
 fn row(name: &str, runs: u64, tokens: u64, seconds: f64) -> Vec<String> {
@@ -194,7 +229,7 @@ mod tests {
         // A minute of training.
         let tokens_per_second = plan.runs[0].tokens as f64 / 60.0;
         let speed = Speed { tokens_per_second, around, device: "a device".into() };
-        let text = table(plan, &speed, 261, 2).unwrap();
+        let text = estimate(plan, &speed, 261, 2).unwrap().table();
         text.trim_end().rsplit([' ', '|']).find(|word| !word.is_empty()).unwrap().parse().unwrap()
     }
 

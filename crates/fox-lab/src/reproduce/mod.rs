@@ -25,6 +25,7 @@ mod schedule;
 mod settings;
 mod start;
 
+pub use estimate::{Estimate, ExperimentEstimate, Speed};
 pub use experiment::{
     Claim, EXPERIMENTS, Experiment, Layout, Measurement, Positions, RATES, RowConfig, StartConfig,
 };
@@ -61,20 +62,36 @@ pub struct Outcome {
     pub failures: Vec<(String, String)>,
 }
 
-/// Runs, tokens and minutes of all experiments, from a few steps that are not kept. Nothing is written.
-pub fn dry_run(settings: &Settings, out: &Path, jobs: usize, device: &Device) -> Result<String> {
+/// What all experiments would take.
+#[derive(Debug)]
+pub struct DryRun {
+    /// A list of all runs with their tokens.
+    pub runs: String,
+    /// Runs, tokens and time of every experiment, or why there is no estimate.
+    pub estimate: Result<Estimate>,
+}
+
+impl DryRun {
+    /// For a terminal.
+    pub fn text(&self) -> String {
+        let estimate = match &self.estimate {
+            Ok(estimate) => estimate.table(),
+            Err(error) => format!("no estimate of the time: {}\n", output::error_message(error)),
+        };
+        format!("{}{estimate}", self.runs)
+    }
+}
+
+/// Estimates runs, tokens and time of all experiments from a few steps that are not kept. Nothing is written.
+pub fn dry_run(settings: &Settings, out: &Path, jobs: usize, device: &Device) -> Result<DryRun> {
     let plan = settings.plan(out)?;
-    let runs = estimate::runs(&plan);
-    let estimate = || -> Result<String> {
+    let estimate = || -> Result<Estimate> {
         let (recipe, data) = first_run(&plan)?;
         let measured = fox_train::dry_run(&recipe, &data, true, device)?;
-        let speed = estimate::Speed::from_steps(measured.tokens_per_second, device);
-        estimate::table(&plan, &speed, data.train.vocab_size(), jobs)
+        let speed = Speed::from_steps(measured.tokens_per_second, device);
+        estimate::estimate(&plan, &speed, data.train.vocab_size(), jobs)
     };
-    let estimate = estimate().unwrap_or_else(|error| {
-        format!("no estimate of the time: {}\n", output::error_message(&error))
-    });
-    Ok(format!("{runs}{estimate}"))
+    Ok(DryRun { runs: estimate::runs(&plan), estimate: estimate() })
 }
 
 /// The recipe of the first run, without the held-out segments that are cut later, and its data.
@@ -120,7 +137,7 @@ pub fn run(
         return Ok(Outcome::default());
     };
     let vocab = data.train.vocab_size();
-    output::note(&estimate::table(&plan, &speed, vocab, scheduler.jobs)?);
+    output::note(&estimate::estimate(&plan, &speed, vocab, scheduler.jobs)?.table());
     let mut schedule = Schedule::new(&plan, vocab, scheduler.quiet)?;
     let mut graph = RunGraph::default();
     let complete = scheduler.run(&mut graph, &mut schedule);

@@ -1,7 +1,7 @@
 //! The forward pass of a model, with or without a decode state, and the loss.
 
 use fox_cache::Cache;
-use fox_tensor::{Result as TensorResult, Segments, Tape, Tensor, Var};
+use fox_tensor::{Dropout, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::Model;
 use crate::block::{Block, BlockOutput};
@@ -32,6 +32,8 @@ pub struct ForwardOptions {
     pub recompute: bool,
     /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; `None`: as configured.
     pub rope_strength: Option<f64>,
+    /// Dropout of the embeddings and of what every mixer and MLP adds to the residual stream; only in training.
+    pub dropout: Option<Dropout>,
 }
 
 /// The result of the blocks.
@@ -99,16 +101,20 @@ impl Model {
         };
         let table = self.params.var(self.structure.embeddings);
         let mut h = tape.embedding(&table, tokens, self.config.untrained_token())?;
+        if let Some(dropout) = options.dropout {
+            h = tape.dropout(&h, &dropout.of_tensor(0))?;
+        }
         let mut delta: Option<Var> = None;
         let mut tiles = Vec::with_capacity(self.config.num_layers);
         for (l, block) in self.structure.blocks.iter().enumerate() {
             let out = if options.recompute && tape.is_recording() {
-                self.forward_again(tape, block, &h, delta.as_ref(), &placed, options)?
+                self.forward_again(tape, (l, block), &h, delta.as_ref(), &placed, options)?
             } else {
                 let mut context = self.context(&placed, options);
                 context.observer = observer.map(|observer| (observer, l));
                 let state = cache.as_deref_mut().map(|cache| &mut cache.layers_mut()[l]);
-                block.forward(tape, &h, delta.as_ref(), &context, state)?
+                let dropout = block_dropout(options, l);
+                block.forward(tape, &h, delta.as_ref(), &context, dropout, state)?
             };
             tiles.extend(out.tiles);
             (h, delta) = (out.h, Some(out.delta));
@@ -126,7 +132,7 @@ impl Model {
     fn forward_again<'m>(
         &'m self,
         tape: &mut Tape<'m>,
-        block: &'m Block,
+        (layer, block): (usize, &'m Block),
         h: &Var,
         delta: Option<&Var>,
         segments: &Segments,
@@ -135,8 +141,9 @@ impl Model {
         let inputs: Vec<Var> = std::iter::once(h).chain(delta).cloned().collect();
         let (segments, options) = (segments.clone(), *options);
         let outputs = tape.checkpoint(&inputs, move |tape, inputs| {
-            let context = self.context(&segments, &options);
-            let out = block.forward(tape, &inputs[0], inputs.get(1), &context, None)?;
+            let (context, dropout) =
+                (self.context(&segments, &options), block_dropout(&options, layer));
+            let out = block.forward(tape, &inputs[0], inputs.get(1), &context, dropout, None)?;
             let tiles = out.tiles.map(Var::constant);
             Ok([out.h, out.delta].into_iter().chain(tiles).collect())
         })?;
@@ -188,4 +195,10 @@ impl Model {
         };
         Ok(TokenLoss { per_token, tiles: hidden.tiles })
     }
+}
+
+/// Dropout of the outputs of a block's mixer and MLP. The embeddings are tensor 0, blocks have two each.
+fn block_dropout(options: &ForwardOptions, layer: usize) -> Option<[Dropout; 2]> {
+    let first = 2 * layer as u64 + 1;
+    options.dropout.map(|dropout| [dropout.of_tensor(first), dropout.of_tensor(first + 1)])
 }

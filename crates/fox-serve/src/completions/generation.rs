@@ -281,6 +281,9 @@ impl Generation {
 
     fn take(&mut self, index: usize, event: Event) -> ApiResult<Delta> {
         let bytes = event_bytes(&event);
+        // An end marker is only reported beside log-probabilities; answers have the same count without them.
+        let has_end = self.request.logprobs.is_some();
+        let is_end = matches!(&event, Event::Token(t) if has_end && self.end_ids().contains(&t.id));
         let choice = &mut self.choices[index];
         // Tokens may still arrive after a stop string has ended the choice.
         if choice.ended {
@@ -301,7 +304,7 @@ impl Generation {
                 if let Some(before) = self.last_token[index].replace(now) {
                     metrics.inter_token_time.observe(now - before);
                 }
-                self.usage.completion_tokens += 1;
+                self.usage.completion_tokens += usize::from(!is_end);
                 // Text that may be a tool call is withheld; the bytes of its events count for it.
                 if self.request.logprobs.is_none() && self.request.tools.is_none() {
                     self.lease.shrink(bytes);

@@ -275,7 +275,7 @@ export class Memory {
     if (gate !== undefined) values.push(`gate ${gate.toFixed(4)}`);
     if (column <= row) {
       const share = this.left(row)[column];
-      values.push(`at ${row}: “${seen.tokens[row]}” ${short(100 * share)}% decay`);
+      values.push(`at ${row}: “${seen.tokens[row]}” decayed to ${short(100 * share)}%`);
       const weight = picture.attention[Math.floor(row / this.unit)]?.[Math.floor(column / this.unit)];
       const where = this.unit > 1 ? ` to its ${this.unit} tokens` : "";
       if (weight !== undefined) values.push(`attention ${short(weight)}${where}`);

@@ -16,6 +16,7 @@ mod channel_decay;
 mod columns;
 mod conv;
 mod decode;
+mod dropout;
 mod embedding;
 mod gate;
 mod gated_norm;
@@ -34,6 +35,7 @@ mod sink;
 pub(crate) mod stick;
 mod time_step;
 mod update;
+pub(crate) mod wall;
 
 pub use decode::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
@@ -73,6 +75,7 @@ macro_rules! ops {
 ops! {
     linear: LinearOps,
     embedding: EmbeddingOps,
+    dropout: DropoutOps,
     norm: NormOps,
     heads: HeadOps,
     gate: GateOps,
@@ -90,4 +93,5 @@ ops! {
     time_step: TimeStepOps,
     hgrn: HgrnOps,
     channel_decay: ChannelDecayOps,
+    wall: WallOps,
 }

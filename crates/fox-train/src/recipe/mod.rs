@@ -187,6 +187,10 @@ pub struct TrainingRecipe {
     pub rope_fade: Option<[u64; 2]>,
     /// Initial decay times of data-dependent forget gates: `"published"`, `"spread"` or `[shortest, longest]`.
     pub gate_init: GateInit,
+    /// Probability with which elements of the embeddings and of what every mixer and MLP adds to the residual stream are
+    /// set to 0 in training, for a text that is read several times.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub dropout: f32,
     /// Which tokens an encoder must predict; only for encoders, which have the defaults without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masking: Option<MaskingRecipe>,
@@ -219,6 +223,7 @@ impl Default for TrainingRecipe {
             distill: None,
             rope_fade: None,
             gate_init: GateInit::Published,
+            dropout: 0.0,
             masking: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
@@ -227,6 +232,11 @@ impl Default for TrainingRecipe {
             ema: None,
         }
     }
+}
+
+/// Whether a run computes the same without the key; recipes of older versions then stay as they were.
+fn is_zero(rate: &f32) -> bool {
+    *rate == 0.0
 }
 
 /// Adaptive computation pruning: a word, or the tolerance itself.
@@ -344,7 +354,7 @@ impl Recipe {
             PruningRecipe::Word(PruningWord::Auto) => Pruning::Auto,
             PruningRecipe::Tolerance(tolerance) => Pruning::Tolerance(tolerance),
         };
-        ForwardOptions { pruning, recompute: self.training.recompute, rope_strength: None }
+        ForwardOptions { pruning, recompute: self.training.recompute, ..Default::default() }
     }
 
     /// The recipe as TOML, every default written out.

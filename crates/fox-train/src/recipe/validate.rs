@@ -47,6 +47,11 @@ impl Recipe {
             "must be [shortest, longest] in tokens, both above 0 and the shortest first",
         )?;
         rule(
+            (0.0..1.0).contains(&t.dropout),
+            "training.dropout",
+            "must be a probability of at least 0 and below 1, e.g. 0.1",
+        )?;
+        rule(
             t.rates.values().all(|factor| *factor >= 0.0 && factor.is_finite()),
             "training.rates",
             "must be factors of at least 0",

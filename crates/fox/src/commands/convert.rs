@@ -10,7 +10,7 @@ use fox_model::{CheckpointLayout, CheckpointReader, FileDtype, WriteOptions, con
 
 use fox_train::RunFolder;
 
-use crate::output;
+use crate::{output, subjects};
 
 /// Write a checkpoint in another format
 ///
@@ -19,7 +19,8 @@ use crate::output;
 /// a model with options that the format cannot express.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Run folder, or checkpoint folder to read: official, flash-linear-attention, Hugging Face or fox
+    /// Run folder, checkpoint folder (official, flash-linear-attention, Hugging Face or fox) or ORG/NAME in the Hugging Face
+    /// cache
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Folder to write
@@ -34,6 +35,9 @@ pub struct Args {
     /// Split the tensors into files of at most this size, e.g. 500MB or 2GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_shard_size: Option<u64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// The layouts that other software reads, by name.
@@ -55,7 +59,8 @@ enum DtypeName {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut reader = CheckpointReader::open(&RunFolder::model_folder(&args.input)?)?;
+    let mut reader =
+        CheckpointReader::open(&RunFolder::model_folder(&subjects::located(&args.input)?)?)?;
     let config = reader.config().clone();
     // A model that has this layout already keeps its type.
     let from = reader.model_type();
@@ -73,6 +78,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     convert_checkpoint(&mut reader, &args.output, &options)
         .with_context(|| format!("cannot convert {}", args.input.display()))?;
     let total: usize = reader.specs().iter().map(|spec| spec.count()).sum();
+    if args.json {
+        let result = serde_json::json!({
+            "input": args.input, "from": from.as_str(), "output": args.output,
+            "to": model_type.as_str(), "parameters": total,
+        });
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&result)?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     output::print(&format!(
         "{} ({}) -> {} ({}), {} parameters\n",
         args.input.display(),

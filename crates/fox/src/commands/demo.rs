@@ -9,7 +9,7 @@ use fox_lab::demo::{self, Options};
 
 use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{hints, output};
 
 /// Compare FoX with RoPE Transformers: four minutes, one report
 ///
@@ -69,6 +69,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         documents: args.documents,
         needles: args.needles,
     };
+    hints::results_folder(&args.out)?;
     let devices = args.device.open_shared(options.runs())?;
     let scheduler = args.device.scheduler(devices.len(), true)?;
     let Some((text, json)) = demo::run(&options, &devices, &scheduler)? else {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use fox_data::Tokenizer;
+use fox_data::{Detokenizer, Tokenizer};
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, inspect};
 use fox_lab::provenance;
@@ -83,8 +83,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::note(&format!("reading {} tokens", output::grouped(ids.len() as u64)));
     }
     let seen = inspect(&subject, &ids, &options)?;
-    let decode = |id: u32| decode_one(&tokenizer, id);
-    let mut page = seen.report(&decode);
+    let mut page = seen.report(&|id| token_name(&tokenizer, id), &texts(&tokenizer, &ids)?);
     let beside = "the numbers are in the JSON file beside this page.";
     page.footer(&provenance::footer(&device.to_string(), &provenance::command(), beside));
     write_whole(&out, page.html().as_bytes())?;
@@ -155,13 +154,26 @@ fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32
     Ok(ids)
 }
 
-/// The text of a single token; words of the synthetic corpus get the space that stands before them.
-pub fn decode_one(tokenizer: &Tokenizer, id: u32) -> String {
+/// The name of a token: its text, or its number where that is a part of a character.
+fn token_name(tokenizer: &Tokenizer, id: u32) -> String {
     let text = tokenizer.decode(&[id]).unwrap_or_default();
     match tokenizer {
-        Tokenizer::Synthetic(_) if !text.is_empty() => format!(" {text}"),
+        Tokenizer::Bytes(_) if text.contains(char::REPLACEMENT_CHARACTER) => {
+            format!("byte 0x{id:02X}")
+        }
         _ => text,
     }
+}
+
+/// What every token adds to the text: a character of several tokens belongs to its last one.
+fn texts(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<String>> {
+    let mut detokenizer = Detokenizer::new(tokenizer);
+    let added = |id: &u32| -> Result<String> {
+        let mut text = String::new();
+        detokenizer.push(*id, &mut text)?;
+        Ok(text)
+    };
+    ids.iter().map(added).collect()
 }
 
 fn parse_head(text: &str) -> Result<(usize, usize)> {
@@ -175,6 +187,15 @@ fn parse_head(text: &str) -> Result<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn characters_of_several_bytes_are_whole() {
+        let tokenizer = Tokenizer::from_name("bytes").unwrap();
+        let ids = tokenizer.encode("a—b").unwrap();
+        assert_eq!(texts(&tokenizer, &ids).unwrap(), ["a", "", "", "—", "b"]);
+        let names: Vec<String> = ids.iter().map(|id| token_name(&tokenizer, *id)).collect();
+        assert_eq!(names, ["a", "byte 0xE2", "byte 0x80", "byte 0x94", "b"]);
+    }
 
     #[test]
     fn heads_are_layer_and_number() {

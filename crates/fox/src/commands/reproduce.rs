@@ -10,7 +10,7 @@ use fox_lab::reproduce::{self, Settings};
 
 use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{hints, output};
 
 /// Repeat the experiments of the paper in one report
 ///
@@ -60,8 +60,8 @@ pub struct Args {
     /// Show no progress
     #[arg(long)]
     quiet: bool,
-    /// Print the numbers of the report as JSON
-    #[arg(long, conflicts_with = "dry_run")]
+    /// Print the numbers of the report, or the estimate of --dry-run, as JSON
+    #[arg(long)]
     json: bool,
 }
 
@@ -86,10 +86,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.dry_run {
         let out = args.out.clone().unwrap_or_else(|| "reproduction".into());
         let device = args.device.open()?;
-        output::print(&reproduce::dry_run(&settings, &out, args.jobs.into(), &device)?)?;
+        let found = reproduce::dry_run(&settings, &out, args.jobs.into(), &device)?;
+        output::print(&match args.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&found.estimate?)?),
+            false => found.text(),
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(out) = &args.out else { bail!("name a folder with --out") };
+    hints::results_folder(out)?;
     let scheduler = args.device.scheduler(args.jobs.into(), args.quiet)?;
     let outcome = reproduce::run(&settings, out, &scheduler, &args.device.arguments(1))?;
     if args.json && outcome.summary.is_some() {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use fox_model::{ModelConfig, RetrofitOptions, retrofit_checkpoint};
 use fox_train::RunFolder;
 
-use crate::output;
+use crate::{output, subjects};
 
 /// Add forget gates to an attention model trained without them
 ///
@@ -19,7 +19,8 @@ use crate::output;
 /// refused. Tokenizer, chat template and generation settings are carried along.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Run folder, or checkpoint folder of an attention model: llama, mistral, qwen2, qwen3, or a Transformer of any other format
+    /// Run folder, checkpoint folder or ORG/NAME in the Hugging Face cache of an attention model: llama, mistral, qwen2,
+    /// qwen3, or a Transformer of any other format
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Folder to write
@@ -36,16 +37,28 @@ pub struct Args {
     /// Add an output gate as well; it starts at one half, and the output projection with twice its weights
     #[arg(long)]
     output_gate: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let input = RunFolder::model_folder(&args.input)?;
+    let input = RunFolder::model_folder(&subjects::located(&args.input)?)?;
     let memory = match &args.gate_init {
         None => args.memory.clone(),
         Some(start) => decay_times(start, &input)?,
     };
     let options = RetrofitOptions { memory, output_gate: args.output_gate };
     let made = retrofit_checkpoint(&input, &args.output, &options)?;
+    if args.json {
+        let result = serde_json::json!({
+            "input": args.input, "from": made.from.as_str(), "output": args.output,
+            "to": made.to.as_str(), "parameters": made.parameters, "added": made.added,
+            "decay_per_token": made.decay,
+        });
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&result)?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     output::print(&format!(
         "{} ({}) -> {} ({}), {} parameters, {} of them new; a gate forgets {:.1e} nat per token\n",
         args.input.display(),

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 use crate::device::DeviceArgs;
 use crate::output;
 
+/// What a dump folder has beside a checkpoint.
+const DUMP: &str = "io.safetensors";
+
 /// Verify a model against reference dumps
 ///
 /// A dump folder holds config.json, model.safetensors and io.safetensors: tokens, logits, loss per
@@ -52,9 +55,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(report) if args.json => documents.push(document(dir, &report)),
             Ok(report) => output::print(&text(dir, &report))?,
             Err(error) => {
-                output::note(&format!("error: {error}"));
+                let why = match dir.is_dir() && !dir.join(DUMP).is_file() {
+                    true => format!(
+                        "{} has no {DUMP}, the results of a reference; name a dump folder such as fixtures/models/fox_pro",
+                        dir.display()
+                    ),
+                    false => error.to_string(),
+                };
+                output::note(&format!("error: {why}"));
                 documents.push(json!({
-                    "dir": dir.display().to_string(), "passed": false, "error": error.to_string(),
+                    "dir": dir.display().to_string(), "passed": false, "error": why,
                 }));
             }
         }

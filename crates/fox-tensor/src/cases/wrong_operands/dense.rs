@@ -2,9 +2,9 @@
 
 use super::{Calls, Content, Operand, real};
 use crate::{
-    Activation, ChannelDecayInputs, GateInputs, GatedNormInputs, HgrnGates, HgrnInputs,
-    IGNORE_LABEL, LossInputs, NormInputs, NormSaved, Result, Teacher, Tensor, TimeStepInputs,
-    WeightFormat,
+    Activation, ChannelDecayInputs, Dropout, GateInputs, GatedNormInputs, HgrnGates, HgrnInputs,
+    IGNORE_LABEL, LossInputs, NormInputs, NormSaved, Result, RowNumbers, Teacher, Tensor,
+    TimeStepInputs, WeightFormat,
 };
 
 const ACT: Activation = Activation::Silu;
@@ -165,6 +165,15 @@ fn norms(calls: &mut Calls<'_>) -> Result<()> {
             ops.glu_bwd_with_output(t[1].clone(), t[0].clone(), ACT).map(drop)
         })?;
     }
+    let half = Dropout { rate: 0.5, seed: 1, rows: RowNumbers::from(0) };
+    calls.op("dropout", &[real("x", &[3, 8], &[])], |b, t| b.dropout(&t[0], &half).map(drop))?;
+    for rate in [1.0, -0.1, f32::NAN, f32::INFINITY] {
+        let result = b.dropout(&tensors[0], &Dropout { rate, ..half });
+        calls.must_fail(|| format!("dropout of a rate of {rate}"), result);
+    }
+    let rows = RowNumbers { first: 0, width: 0, stride: 1 };
+    let result = b.dropout(&tensors[0], &Dropout { rows, ..half });
+    calls.must_fail(|| "dropout of rows without width".into(), result);
     Ok(())
 }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
-use fox_infer::Engine;
+use fox_infer::{Engine, Request};
 
+use super::generate::advice;
 use crate::engine::GenerationArgs;
 use crate::sampling::SamplingArgs;
 use crate::{output, signals};
@@ -76,6 +77,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let options = args.run.options(args.max_context as usize, opened.model.device())?;
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
+    // Wrong sampling arguments are refused before anything is typed.
+    let sampling = args.sampling.sampling(&files.config, 0);
+    let probe = Request { sampling, ..Request::greedy(vec![0], 1) };
+    engine.check(&probe).map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?;
     let state = Arc::new(InterruptState::default());
     let mut session = Session::new(engine, tokenizer, files, args, state.clone());
     if !has_template {

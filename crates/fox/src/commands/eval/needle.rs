@@ -70,8 +70,8 @@ pub struct Hay {
     #[arg(long, value_name = "FILE", requires = "haystack", conflicts_with = "candidates")]
     needle: Option<PathBuf>,
     /// Ask for one word out of N (2 to 64), another one in every case
-    #[arg(long, value_name = "N")]
-    candidates: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=64))]
+    candidates: Option<u8>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -151,7 +151,7 @@ impl Hay {
         let hay = haystack(self.haystack.as_deref(), opened, tokenizer, longest, grid.cases)?;
         let needle = match (&self.needle, self.candidates) {
             (Some(file), _) => Needle::from_file(file)?,
-            (None, Some(candidates)) => Needle::one_word(candidates)?,
+            (None, Some(candidates)) => Needle::one_word(candidates.into())?,
             (None, None) => Needle::default(),
         };
         Ok(Box::new(TextCases::new(&hay, &needle, mode, tokenizer)?))

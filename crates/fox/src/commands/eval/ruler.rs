@@ -32,6 +32,7 @@ pub struct Args {
         value_name = "N,...",
         value_delimiter = ',',
         default_value = "1024,2048,4096",
+        value_parser = length,
         conflicts_with = "file"
     )]
     lengths: Vec<usize>,
@@ -149,6 +150,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let table = output::table(&report.table());
     output::print(&format!("{table}{legend}\nwritten: {}\n", names.join(", ")))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn length(text: &str) -> Result<usize, String> {
+    fox_lab::args::count::count(text).map(|tokens| tokens as usize)
 }
 
 fn task(name: &str) -> Result<RulerTask> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use fox_lab::args::hub::HubModel;
 use fox_model::{MemoryEstimate, ModelConfig, ParamGroup, ParamSpec, Preset};
 use fox_train::{Recipe, RunFolder, recipe};
 use serde_json::json;
@@ -37,8 +38,8 @@ use crate::{hints, output};
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Checkpoint or run folder, config.json, a published model such as fox-pro-125m, or a recipe: a built-in name or a
-    /// TOML file, with +VARIANTs
+    /// Checkpoint or run folder, config.json, ORG/NAME in the Hugging Face cache, a published model such as fox-pro-125m,
+    /// or a recipe: a built-in name or a TOML file, with +VARIANTs
     #[arg(value_name = "MODEL")]
     model: String,
     /// Tokens per sequence for the memory figures; those of the recipe by default, or 2048
@@ -88,7 +89,8 @@ struct NamedModel {
 
 /// A folder, a config.json, a published model, or a recipe.
 fn find(model: &str) -> Result<NamedModel> {
-    let path = Path::new(model);
+    let cached = HubModel::parse(model).and_then(|model| model.cached());
+    let path = cached.as_deref().unwrap_or(Path::new(model));
     if path.extension().is_some_and(|ending| ending == "toml") {
         return of_recipe(recipe::load(model, &[])?);
     }

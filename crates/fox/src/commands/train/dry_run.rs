@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use fox_tensor::{Device, DeviceKind};
 use fox_train::data::RunData;
+use fox_train::own_messages::OwnConversations;
 use fox_train::own_text;
 use fox_train::{DryRun, Recipe, RunFolder, dry_run};
+use serde_json::{Value, json};
 
 use super::{Args, text};
 use crate::output;
@@ -23,6 +25,11 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     // Of text, only the beginning was read.
     let whole = !args.data.as_deref().is_some_and(text::is_text);
     let identity = whole.then(|| data.train.identity());
+    if args.json {
+        let figures = figures(&recipe, &source, &found, out, device);
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&figures)?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     for line in summary(&recipe, &source, identity.as_deref(), &found, out, device).lines() {
         printed += &format!("# {line}\n");
     }
@@ -30,9 +37,33 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The figures of a dry run by name, with the whole recipe.
+fn figures(recipe: &Recipe, source: &str, found: &DryRun, out: &Path, device: &Device) -> Value {
+    json!({
+        "recipe": recipe.name,
+        "run_folder": out,
+        "device": device.to_string(),
+        "data": source,
+        "parameters": found.parameters,
+        "tokens": recipe.training.tokens,
+        "steps": recipe.steps(),
+        "tokens_per_step": recipe.tokens_per_step(),
+        "memory_bytes": found.memory,
+        "free_bytes": found.free,
+        "tokens_per_second": found.tokens_per_second,
+        "seconds": found.seconds,
+        "config": recipe,
+    })
+}
+
 /// The recipe, its data, and whether these are complete: of text that is not prepared yet, the start is read.
 fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData, bool)> {
     let on_gpu = device.backend().kind() == DeviceKind::Cuda;
+    if let Some(file) = args.conversations() {
+        let recipe = args.recipe_of_conversations(&OwnConversations::read(file)?, on_gpu)?;
+        let data = RunData::open(&recipe)?;
+        return Ok((recipe, data, true));
+    }
     let Some(path) = args.data.as_deref().filter(|path| text::is_text(path)) else {
         let recipe = args.recipe_for(args.data.as_deref(), on_gpu)?;
         let data = RunData::open(&recipe)?;

@@ -17,12 +17,13 @@ use anyhow::{Result, bail};
 use fox_dist::{Group, Placement};
 use fox_tensor::DeviceKind;
 use fox_train::data::RunData;
+use fox_train::own_messages::{self, OwnConversations};
 use fox_train::own_text;
 use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
-use crate::{hints, output, signals};
+use crate::{hints, output, signals, subjects};
 
 /// The exit code of a run whose weights or gradients stayed non-finite.
 const DIVERGED: u8 = 3;
@@ -55,8 +56,8 @@ pub struct Args {
     /// --init, or one that fits the text's size
     #[arg(long, value_name = "NAME", requires = "data")]
     tokenizer: Option<String>,
-    /// Initialize from this checkpoint: a Hugging Face folder or a run folder; its model replaces the
-    /// recipe's, --set model.KEY=VALUE still changes options
+    /// Initialize from this checkpoint: a Hugging Face folder, a run folder, or ORG/NAME in the Hugging Face cache; its
+    /// model replaces the recipe's, --set model.KEY=VALUE still changes options
     #[arg(long, value_name = "CHECKPOINT")]
     init: Option<PathBuf>,
     /// Run folder; runs/RECIPE by default, or runs/ and the name of the data without a recipe
@@ -88,8 +89,8 @@ pub struct Args {
     /// Print only the result
     #[arg(long)]
     quiet: bool,
-    /// Print the result as JSON
-    #[arg(long)]
+    /// Print the result, or the figures of --dry-run, as JSON
+    #[arg(long, conflicts_with_all = ["list", "export"])]
     json: bool,
     /// List the built-in recipes and variants
     #[arg(long)]
@@ -160,7 +161,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         false => output::note("\nstopping; what is prepared stays"),
     })?;
     let on_gpu = opened.as_ref().is_some_and(|device| device.backend().kind() == DeviceKind::Cuda);
-    let recipe = args.recipe(&mut out, on_gpu, placement.is_some(), &stop)?;
+    let mut recipe = args.recipe(&mut out, on_gpu, placement.is_some(), &stop)?;
+    if !args.sets("schedule.warmup_tokens") {
+        RunFolder::keep_older_warmup(&out, &mut recipe)?;
+    }
     let baseline = match args.baseline {
         true if placement.is_some() => bail!("--baseline is for one process; leave it out here"),
         true => Some(recipe.transformer_baseline()?),
@@ -184,14 +188,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(summary) = train_one(&spec, &group, args.quiet, speaks, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
-    let print = |summary: &Summary, out: &Path| {
+    // With a baseline there is one JSON document at the end.
+    if speaks && !(args.json && baseline.is_some() && summary.finished) {
         output::print(&match args.json {
-            true => format!("{}\n", serde_json::to_string_pretty(summary)?),
-            false => report::text(summary, out),
-        })
-    };
-    if speaks {
-        print(&summary, &out)?;
+            true => format!("{}\n", serde_json::to_string_pretty(&summary)?),
+            false => report::text(&summary, &out),
+        })?;
     }
     if !summary.finished {
         return Ok(ExitCode::from(STOPPED));
@@ -207,7 +209,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(compared) = train_one(&spec, &alone, args.quiet, true, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
-    print(&compared, &spec.out)?;
+    if args.json {
+        let both = serde_json::json!({ "model": summary, "baseline": compared });
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&both)?))?;
+    } else {
+        output::print(&report::text(&compared, &spec.out))?;
+    }
     if !compared.finished {
         return Ok(ExitCode::from(STOPPED));
     }
@@ -267,6 +274,18 @@ impl Args {
         stop: &AtomicBool,
     ) -> Result<Recipe> {
         let mut data = self.data.clone();
+        if let Some(file) = self.conversations() {
+            if ranks {
+                bail!(
+                    "several processes cannot divide {}; give a recipe with data.messages.path and leave --data out",
+                    file.display()
+                );
+            }
+            RunFolder::check_for_text(out)?;
+            let own = OwnConversations::divide(file, &out.join(text::DATA))?;
+            text::announce_conversations(file, &own);
+            return self.recipe_of_conversations(&own, on_gpu);
+        }
         if let Some(text) = self.data.as_deref().filter(|path| text::is_text(path)) {
             if ranks {
                 bail!(
@@ -280,6 +299,37 @@ impl Args {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
         self.recipe_for(data.as_deref(), on_gpu)
+    }
+
+    /// The file of --data, if it holds conversations.
+    fn conversations(&self) -> Option<&Path> {
+        self.data.as_deref().filter(|path| own_messages::is_conversations(path))
+    }
+
+    /// The recipe that is named, or the one that fits conversations.
+    fn recipe_of_conversations(&self, own: &OwnConversations, on_gpu: bool) -> Result<Recipe> {
+        let mut chosen = own.overrides();
+        let recipe = match &self.recipe {
+            Some(name) => {
+                let has_tokenizer = self.init.is_some() || self.tokenizer.is_some();
+                if !has_tokenizer && recipe::load(name, &[])?.data.tokenizer.is_none() {
+                    chosen.push("data.tokenizer=bytes".into());
+                }
+                name
+            }
+            None => {
+                let choice = own.choose(on_gpu)?;
+                text::announce(&choice, on_gpu);
+                chosen.extend(choice.overrides);
+                choice.name
+            }
+        };
+        if let Some(name) = &self.tokenizer {
+            chosen.push(format!("data.tokenizer={name}"));
+        }
+        let recipe = self.load(recipe, None, &chosen)?;
+        let data = RunData::open(&recipe)?;
+        self.fitted(recipe, &data, None)
     }
 
     /// The recipe that is named, or the one that fits prepared data; adapted to the data.
@@ -304,8 +354,7 @@ impl Args {
 
     /// Adapts a recipe to its data, and sets the tokens of --epochs. The data may be a sample of so many tokens.
     fn fitted(&self, mut recipe: Recipe, data: &RunData, sampled: Option<u64>) -> Result<Recipe> {
-        let set = self.all_overrides(&[]);
-        let fixed = |key: &str| set.iter().any(|text| text.trim_start().starts_with(key));
+        let fixed = |key: &str| self.sets(key);
         recipe.fit_to(data, fixed);
         if let Some(epochs) = self.epochs {
             let warmup = recipe.schedule.warmup_tokens;
@@ -316,6 +365,11 @@ impl Args {
             }
         }
         Ok(recipe)
+    }
+
+    /// Whether the command line itself has a value of a key.
+    fn sets(&self, key: &str) -> bool {
+        self.all_overrides(&[]).iter().any(|text| text.trim_start().starts_with(key))
     }
 
     /// Overrides: those that were chosen for the user, then the shortcuts, then --set.
@@ -339,10 +393,15 @@ impl Args {
             bail!(what);
         }
         let overrides = self.all_overrides(chosen);
-        match &self.init {
-            Some(init) => Ok(with_data(recipe::load_from(name, init, &overrides)?, data)),
+        match self.init()? {
+            Some(init) => Ok(with_data(recipe::load_from(name, &init, &overrides)?, data)),
             None => load(name, data, &overrides),
         }
+    }
+
+    /// The checkpoint to start from; a name is that of a model in the Hugging Face cache.
+    fn init(&self) -> Result<Option<PathBuf>> {
+        self.init.as_deref().map(subjects::located).transpose()
     }
 
     /// The tokenizer for a text: what is asked for, what the recipe says, or that of the checkpoint to begin with.
@@ -355,9 +414,9 @@ impl Args {
         {
             return Ok(Some(tokenizer));
         }
-        let Some(init) = &self.init else { return Ok(None) };
+        let Some(init) = self.init()? else { return Ok(None) };
         let export = init.join("export");
-        let folder = if export.is_dir() { &export } else { init };
+        let folder = if export.is_dir() { export } else { init };
         Ok(Some(folder.display().to_string()))
     }
 }

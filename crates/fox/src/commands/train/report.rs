@@ -86,6 +86,10 @@ fn next(summary: &Summary, out: &Path) -> String {
     text += "next:\n";
     let inspect = (format!("fox inspect {run}"), "what each head remembers, as a page");
     let longer = (format!("the same command with --tokens {more}"), "train it longer");
+    let first = match out.join("export/chat_template.jinja").is_file() {
+        true => (format!("fox chat {run}"), "talk to it"),
+        false => (format!("fox generate {run} -p \"...\""), "continue a text"),
+    };
     let commands = match summary.evaluation.as_ref().is_some_and(|evaluation| evaluation.masked) {
         true => [
             (format!("fox eval loss {run}"), "pseudo-likelihood of held-out text"),
@@ -93,12 +97,7 @@ fn next(summary: &Summary, out: &Path) -> String {
             (format!("fox embed {run} --text \"...\""), "the vector of a text"),
             longer,
         ],
-        false => [
-            (format!("fox generate {run} -p \"...\""), "continue a text"),
-            inspect,
-            (format!("fox serve {run}"), "page and HTTP server"),
-            longer,
-        ],
+        false => [first, inspect, (format!("fox serve {run}"), "page and HTTP server"), longer],
     };
     for (command, what) in commands {
         text += &format!("  {command:<44} {what}\n");

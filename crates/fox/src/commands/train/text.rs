@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use fox_base::durable::NewFile;
 use fox_data::{HeldOut, PrepareOptions, PrepareReport, Replace};
 use fox_train::RunFolder;
+use fox_train::own_messages::OwnConversations;
 use fox_train::own_text::{self, RecipeChoice};
 
 use crate::commands::prepare::prepare_with_bar;
@@ -128,6 +129,16 @@ fn copy_input(run: &Path) -> Result<PathBuf> {
     }
     file.finish()?;
     Ok(path)
+}
+
+/// Prints how conversations are divided.
+pub fn announce_conversations(file: &Path, own: &OwnConversations) {
+    let held_out = if own.heldout.is_some() { "every twentieth" } else { "none" };
+    output::note(&format!(
+        "{} has conversations: {} to train on, held out: {held_out}; only the answers have a loss",
+        file.display(),
+        output::grouped(own.count()),
+    ));
 }
 
 /// Prints the recipe that was chosen.
