@@ -34,12 +34,12 @@ impl SequenceCost {
         device: &Device,
     ) -> SequenceCost {
         let mut cost = SequenceCost { fixed: 0, layers: Vec::new() };
+        // The page that the window begins in, the one that it ends in, and those of the step.
+        let most = |window: usize| window.saturating_add(step).div_ceil(PAGE) + 2;
         for spec in specs {
             match spec {
                 StateSpec::Attention(spec) => {
                     cost.fixed += spec.last_bytes(device);
-                    // The page that the window begins in, the one that it ends in, and those of the step.
-                    let most = |window: usize| window.saturating_add(step).div_ceil(PAGE) + 2;
                     cost.layers.push(LayerCost {
                         kv_heads: spec.kv_heads,
                         page: spec.page_shape().page_bytes(device.backend()),
@@ -47,6 +47,11 @@ impl SequenceCost {
                     });
                 }
                 StateSpec::Recurrent(spec) => cost.fixed += spec.bytes(),
+                StateSpec::Blocks(spec) => {
+                    cost.fixed += spec.open_bytes();
+                    let page = spec.block_bytes();
+                    cost.layers.push(LayerCost { kv_heads: 1, page, most: spec.window.map(most) });
+                }
             }
         }
         cost

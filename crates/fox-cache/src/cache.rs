@@ -19,6 +19,7 @@ use fox_tensor::{
     Device, Result as TensorResult, Segment, Segments, Tensor, gate_totals, page_parts,
 };
 
+use crate::blocks::BlockState;
 use crate::eviction::PagePolicy;
 use crate::layer::LayerState;
 use crate::paged::PagedState;
@@ -71,6 +72,7 @@ impl Cache {
             StateSpec::Recurrent(spec) => {
                 RecurrentState::new(&spec, batch, device).map(LayerState::Recurrent)
             }
+            StateSpec::Blocks(spec) => Ok(LayerState::Blocks(BlockState::new(&spec, batch, None))),
         };
         let layers = specs.into_iter().map(layer).collect::<TensorResult<_>>()?;
         let lens = vec![0; batch];
@@ -91,6 +93,9 @@ impl Cache {
                 let lease = policy.meter().lease(spec.bytes());
                 let state = RecurrentState::new(&spec, 1, device)?;
                 Ok(LayerState::Recurrent(state.counted(lease)))
+            }
+            StateSpec::Blocks(spec) => {
+                Ok(LayerState::Blocks(BlockState::new(&spec, 1, Some(policy.meter()))))
             }
         };
         let layers = specs.into_iter().enumerate().map(layer).collect::<TensorResult<_>>()?;
@@ -114,6 +119,7 @@ impl Cache {
                 match (layer, other) {
                     (LayerState::Paged(all), LayerState::Paged(other)) => all.extend(other),
                     (LayerState::Recurrent(all), LayerState::Recurrent(other)) => all.extend(other),
+                    (LayerState::Blocks(all), LayerState::Blocks(other)) => all.extend(other),
                     _ => return Err(Error::NotPaged("joined")),
                 }
             }
@@ -135,6 +141,7 @@ impl Cache {
                 LayerState::Recurrent(state) => {
                     state.split(count)?.into_iter().map(LayerState::Recurrent).collect()
                 }
+                LayerState::Blocks(state) => state.split().map(LayerState::Blocks).collect(),
                 LayerState::Rows(_) => return Err(Error::NotPaged("split")),
             };
             for (cache, part) in caches.iter_mut().zip(parts) {
@@ -185,14 +192,16 @@ impl Cache {
     pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
         match self.layers.get(layer)? {
             LayerState::Rows(state) => state.log_gates(),
-            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+            LayerState::Paged(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
-    /// Pages held and evicted, per layer and key head, of sequence `b`; empty if the state is not paged.
+    /// Pages held and evicted, per layer and key head, of sequence `b`; empty if the state is not paged. Closed blocks are
+    /// the pages of a layer that has them, for all heads at once.
     pub fn pages(&self, b: usize) -> Vec<Vec<(usize, usize)>> {
         let pages = |layer: &LayerState| match layer {
             LayerState::Paged(state) => state.page_counts(b),
+            LayerState::Blocks(state) => state.block_counts(b).map(|counts| vec![counts]),
             LayerState::Rows(_) | LayerState::Recurrent(_) => None,
         };
         self.layers.iter().filter_map(pages).collect()
@@ -205,6 +214,7 @@ impl Cache {
             let (bytes, full_bytes) = match layer {
                 LayerState::Paged(state) => state.bytes(b, &self.device),
                 LayerState::Recurrent(state) => (state.bytes(b), state.bytes(b)),
+                LayerState::Blocks(state) => state.bytes(b),
                 LayerState::Rows(_) => (0, 0),
             };
             usage.bytes += bytes;

@@ -2,6 +2,7 @@
 
 use fox_tensor::Tensor;
 
+use crate::blocks::BlockState;
 use crate::paged::PagedState;
 use crate::recurrent::RecurrentState;
 use crate::rows::RowState;
@@ -17,14 +18,16 @@ pub enum LayerState {
     Paged(PagedState),
     /// A recurrent layer.
     Recurrent(RecurrentState),
+    /// A layer with closed blocks.
+    Blocks(BlockState),
 }
 
 impl LayerState {
     /// The state of a recurrent layer.
     pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
         match self {
-            LayerState::Rows(_) | LayerState::Paged(_) => None,
             LayerState::Recurrent(state) => Some(state),
+            LayerState::Rows(_) | LayerState::Paged(_) | LayerState::Blocks(_) => None,
         }
     }
 
@@ -33,21 +36,21 @@ impl LayerState {
         match self {
             LayerState::Rows(state) => Ok(state.last()),
             LayerState::Paged(state) => state.last(),
-            LayerState::Recurrent(_) => Ok((None, None)),
+            LayerState::Recurrent(_) | LayerState::Blocks(_) => Ok((None, None)),
         }
     }
 
     pub(crate) fn rows(&mut self) -> Option<&mut RowState> {
         match self {
             LayerState::Rows(state) => Some(state),
-            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+            LayerState::Paged(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
     pub(crate) fn paged(&mut self) -> Option<&mut PagedState> {
         match self {
             LayerState::Paged(state) => Some(state),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
@@ -55,7 +58,7 @@ impl LayerState {
     pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
         match self {
             LayerState::Paged(state) => state.staged_gates(),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => None,
         }
     }
 
@@ -63,7 +66,7 @@ impl LayerState {
     pub(crate) fn gated_heads(&self) -> usize {
         match self {
             LayerState::Paged(state) => state.gated_heads(),
-            LayerState::Rows(_) | LayerState::Recurrent(_) => 0,
+            LayerState::Rows(_) | LayerState::Recurrent(_) | LayerState::Blocks(_) => 0,
         }
     }
 
@@ -73,6 +76,7 @@ impl LayerState {
             LayerState::Rows(state) => state.discard(),
             LayerState::Paged(state) => state.discard(lens),
             LayerState::Recurrent(state) => state.discard(),
+            LayerState::Blocks(state) => state.discard(),
         }
     }
 
@@ -82,6 +86,7 @@ impl LayerState {
             LayerState::Rows(state) => state.commit(),
             LayerState::Paged(state) => state.commit(),
             LayerState::Recurrent(state) => state.commit(),
+            LayerState::Blocks(state) => state.commit(),
         }
     }
 }

@@ -36,6 +36,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocks;
 pub mod bound;
 mod budget;
 mod cache;
@@ -51,6 +52,7 @@ mod rows;
 mod slot;
 mod spec;
 
+pub use blocks::{BlockState, OpenRows};
 pub use budget::{Budget, SequenceCost};
 pub use cache::{Cache, Usage};
 pub use error::{Error, Result};
@@ -62,4 +64,4 @@ pub use pages::LayerPages;
 pub use recurrent::RecurrentState;
 pub use rows::RowState;
 pub use slot::{FreeSlots, SequenceState, Slot, SlotSequence, Slots};
-pub use spec::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
+pub use spec::{AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};

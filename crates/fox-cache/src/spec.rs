@@ -1,6 +1,6 @@
 //! Descriptions of decode states, from which caches are built.
 
-use fox_tensor::{AttentionWeights, DType, Device, PageShape};
+use fox_tensor::{AttentionWeights, DType, Device, PAGE, PageShape};
 
 /// The decode state of one layer, per sequence.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,6 +9,8 @@ pub enum StateSpec {
     Attention(AttentionStateSpec),
     /// A state whose size does not depend on the number of tokens.
     Recurrent(RecurrentStateSpec),
+    /// Closed blocks of keys, and the rows of the tokens after them.
+    Blocks(BlockStateSpec),
 }
 
 /// The decode state of an attention layer.
@@ -41,6 +43,17 @@ pub struct RecurrentStateSpec {
     pub scan: usize,
 }
 
+/// Sizes of the decode state of a layer with closed blocks of [`PAGE`] tokens, per sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockStateSpec {
+    /// Values of a token that is not in a closed block.
+    pub row: usize,
+    /// Values of a closed block.
+    pub block: usize,
+    /// Sliding window: the keys that a query sees, its own included.
+    pub window: Option<usize>,
+}
+
 /// A short convolution, whose last `taps - 1` inputs are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvStateSpec {
@@ -58,6 +71,7 @@ impl StateSpec {
                 2 * spec.width() + if spec.gated { spec.heads } else { 0 }
             }
             StateSpec::Recurrent(_) => 0,
+            StateSpec::Blocks(spec) => spec.block.div_ceil(PAGE),
         }
     }
 
@@ -66,6 +80,7 @@ impl StateSpec {
         match self {
             StateSpec::Attention(spec) => spec.shifts() * spec.width(),
             StateSpec::Recurrent(spec) => spec.values(),
+            StateSpec::Blocks(spec) => PAGE * spec.row,
         }
     }
 }
@@ -90,6 +105,18 @@ impl AttentionStateSpec {
     /// Bytes of the last raw projections of one sequence.
     pub(crate) fn last_bytes(&self, device: &Device) -> usize {
         self.shifts() * self.width() * device.backend().caps().activation_type.size()
+    }
+}
+
+impl BlockStateSpec {
+    /// Bytes of a closed block at most: some tensors may have a narrower type than f32.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block * DType::F32.size()
+    }
+
+    /// Bytes of the rows that are not in closed blocks, of one sequence.
+    pub(crate) fn open_bytes(&self) -> usize {
+        PAGE * self.row * DType::F32.size()
     }
 }
 

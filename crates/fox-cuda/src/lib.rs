@@ -50,6 +50,6 @@ pub use error::{Error, Result};
 pub use generation::{ComputeCapability, Generation};
 pub use gpu::Gpu;
 pub use ops::attention;
-pub use ops::{decode_sources, variants};
+pub use ops::variants;
 pub use pool::{Buffer, Element, Float};
 pub use source::Source;

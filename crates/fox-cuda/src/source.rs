@@ -54,6 +54,7 @@ const SHARED: &[(&str, &str)] = shared!(
     "mma.cuh",
     "overlap.cuh",
     "head_fragments.cuh",
+    "head_tiles.cuh",
     "ptx.cuh",
     "real.cuh",
     "scan.cuh",

@@ -1,4 +1,4 @@
-//! The kernels of decode steps on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
+//! The kernels of decode steps and of Wall attention on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
 //! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fox_cuda::{Source, decode_sources};
+use fox_cuda::{Generation, Source};
 
 /// The compiler, if there is one, on a system whose C library has what fibers need.
 fn compiler() -> Option<&'static str> {
@@ -26,8 +26,11 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
     let mut printed = Vec::new();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{program}"));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut all = decode_sources();
+    let mut all: Vec<Source> =
+        fox_cuda::variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
     all.retain(|source| sources.contains(&source.name));
+    all.sort_by_key(|source| source.name);
+    all.dedup();
     assert_eq!(all.len(), sources.len(), "a source has another name now");
     for (name, text) in Source::files(&all) {
         // NVRTC's way to say this, and the one of others.
@@ -179,4 +182,16 @@ fn heads_attention_and_norms_match_reference() {
 #[test]
 fn samples_equal_those_of_a_sorted_vocabulary() {
     run("sample", &["decode_sample"], &[""]);
+}
+
+#[test]
+fn wall_attention_matches_its_definition() {
+    // More shared memory than any variant needs.
+    let variants = [
+        "HEAD_DIM=64 WIDE=1 GATES=1 SHARED_BYTES=200000",
+        "HEAD_DIM=64 WIDE=0 GATES=1 SHARED_BYTES=200000",
+        "HEAD_DIM=96 WIDE=1 GATES=0 SHARED_BYTES=200000",
+        "HEAD_DIM=192 WIDE=0 GATES=0 SHARED_BYTES=200000",
+    ];
+    run("wall", &["wall", "wall_bwd"], &variants);
 }

@@ -9,7 +9,7 @@ use fox_cache::LayerState;
 use fox_tensor::{Activation, DecodeBlock, DecodeMlp, Dropout, ParamId, Result, Tape, Tensor, Var};
 
 use crate::config::ModelConfig;
-use crate::mixers::forgetting::ForgettingLayer;
+use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -93,6 +93,11 @@ impl Block {
             delta = tape.dropout(&delta, mlp)?;
         }
         Ok(BlockOutput { h, delta, tiles: mixed.tiles })
+    }
+
+    /// See [`Mixer::gate_biases`](crate::mixers::Mixer::gate_biases).
+    pub fn gate_biases(&self, time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        self.mixer.gate_biases(time)
     }
 
     /// The attention layer and the weights of the norm in front of it; `None` in recurrent models.

@@ -143,7 +143,7 @@ fn bad_values_name_field_and_file() {
         (
             "fox",
             r#""fgate_type": "half""#,
-            r#"must be one of "full", "shared", "bias_only", "fixed", "none", not "half""#,
+            r#"must be one of "full", "shared", "bias_only", "fixed", "key_scale", "none", not "half""#,
         ),
         ("fox", r#""hidden_act": "gelu""#, r#"one of "swish", "silu", "sigmoid""#),
         ("fox", r#""use_rope": true, "rope_base": 0"#, "`rope_base` is 0"),
@@ -263,6 +263,7 @@ fn any_gate() -> impl Strategy<Value = ForgetGate> {
         Just(ForgetGate::None),
         Just(ForgetGate::Full),
         Just(ForgetGate::Shared),
+        Just(ForgetGate::KeyScale),
         time.clone().prop_map(|decay_time| ForgetGate::BiasOnly { decay_time }),
         time.prop_map(|decay_time| ForgetGate::Fixed { decay_time }),
     ]

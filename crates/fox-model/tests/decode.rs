@@ -6,7 +6,8 @@ mod bodies;
 
 use bodies::{VOCAB, assert_close, small, step, variants};
 use fox_model::{
-    Cache, DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pruning,
+    AttentionView, Cache, DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model,
+    ModelConfig, Observer, Pruning,
 };
 use fox_tensor::{Device, Segments, Tape, tile_counts};
 
@@ -85,6 +86,53 @@ fn shared_gates_are_equal_for_all_heads() {
     assert!(gates.chunks_exact(4).all(|row| row.iter().all(|gate| *gate == row[0])));
     assert!(gates.chunks_exact(4).any(|row| (row[0] - gates[0]).abs() > 1e-3));
     assert!(gates.iter().all(|gate| *gate < 0.0));
+}
+
+/// Keys of the first layer.
+#[derive(Default)]
+struct Keys(std::cell::RefCell<Vec<f64>>);
+
+impl Observer for Keys {
+    fn attention(&self, view: &AttentionView<'_>) -> fox_tensor::Result<()> {
+        if view.layer == 0 {
+            assert!(view.log_gates.is_none());
+            *self.0.borrow_mut() = view.k.to_f64()?;
+        }
+        Ok(())
+    }
+}
+
+/// The ablation: a key is multiplied by `sigmoid(w_f . k_j + b_f)` of its head.
+#[test]
+fn key_scale_multiplies_keys() {
+    let mixer = ForgettingConfig { kv_heads: 2, ..ForgettingConfig::fox_llama(4) };
+    let device = Device::naive();
+    let keys = |gate: ForgetGate| {
+        let config = small(ForgettingConfig { gate, ..mixer.clone() });
+        let mut model = Model::init(&config, 9, &device).unwrap();
+        if gate == ForgetGate::KeyScale {
+            for (name, dims) in [("weight", &[16, 1, 1][..]), ("bias", &[2])] {
+                let name = format!("model.layers.0.attn.key_scale.{name}");
+                let id = model.params().find(&name).unwrap();
+                let values: Vec<f32> =
+                    (0..dims.iter().product()).map(|i| 0.3 * i as f32 - 1.0).collect();
+                model.params_mut().set(id, device.from_f32(&values, dims).unwrap()).unwrap();
+            }
+        }
+        let seen = Keys::default();
+        let ids = device.from_i32(&bodies::tokens(9, 1), [9]).unwrap();
+        let options = ForwardOptions::default();
+        model.observe(&ids, &Segments::uniform(1, 9), &options, &seen).unwrap();
+        seen.0.into_inner()
+    };
+    let (plain, scaled) = (keys(ForgetGate::None), keys(ForgetGate::KeyScale));
+    for (n, (k, got)) in plain.chunks(8).zip(scaled.chunks(8)).enumerate() {
+        let (head, value) = (n % 2, |i: usize| f64::from(0.3 * i as f32 - 1.0));
+        let dot: f64 = k.iter().enumerate().map(|(c, k)| k * value(head * 8 + c)).sum();
+        let factor = 1.0 / (1.0 + (-dot - value(head)).exp());
+        let want: Vec<f64> = k.iter().map(|k| k * factor).collect();
+        assert_close(got, &want, 1e-12, "keys");
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn rejects_invalid_patterns() {
     assert_eq!(
         refused(r#"["fox", "window"]"#),
         "config.json: `mixers` names `window`, which is not a mixer; the mixers are fox, attention, window:N, \
-         gated-delta-net, kda, mamba2, mamba1"
+         gated-delta-net, kda, wall, mamba2, mamba1"
     );
     assert_eq!(
         refused(r#"["fox", "fox", "fox", "fox", "fox", "fox", "mamba2"]"#),

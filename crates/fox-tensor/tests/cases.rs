@@ -78,6 +78,8 @@ fn cases_cover_every_op_and_feature() {
         "d96",
         "d256",
         "composed/",
+        "wall/5 nats+gates",
+        "wall/closed blocks",
     ] {
         assert!(names.iter().any(|name| name.contains(words)), "no case {words}");
     }

@@ -22,7 +22,7 @@
 //!
 //! Latencies are not counted: a step has few large messages.
 
-use fox_model::{ForgetGate, MixerConfig, ModelConfig, ParamSpec};
+use fox_model::{MixerConfig, ModelConfig, ParamSpec};
 
 use crate::recipe::ParallelRecipe;
 use crate::{Recipe, Result, memory_check};
@@ -137,7 +137,7 @@ impl ClusterPlan {
             let mixer = config.mixer_of(layer);
             let (heads, head_dim) = mixer.heads(config);
             let keys = (2 * mixer.key_heads(config) * head_dim) as f64;
-            let forgets = mixer.forgetting().is_some_and(|mixer| mixer.gate != ForgetGate::None);
+            let forgets = mixer.forgetting().is_some_and(|mixer| mixer.gate.forgets());
             let gates = if forgets { heads as f64 } else { 0.0 };
             let earlier = unforgotten.min(window(mixer));
             fetched += earlier * (keys + gates) * F32;

@@ -108,7 +108,9 @@ impl Recipe {
             }
         }
         let init = t.gate_init.decay_time(self.data.sequence_length);
-        if init.is_some() && !specs.iter().any(|spec| names("*fgate_proj.bias", spec)) {
+        let gates = ["*fgate_proj.bias", "*.g_proj.bias", "*.gs_proj.bias"];
+        let gated = |spec: &ParamSpec| gates.iter().any(|pattern| names(pattern, spec));
+        if init.is_some() && !specs.iter().any(gated) {
             return Err(self.without_gates());
         }
         let rope = config.mixer.forgetting().and_then(|mixer| mixer.rope);

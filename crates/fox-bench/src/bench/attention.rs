@@ -6,7 +6,9 @@ use anyhow::{Result, bail};
 use fox_model::{ATTENTION_BACKWARD, attention_flops};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
-use fox_tensor::{Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor};
+use fox_tensor::{
+    Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor, WallInputs,
+};
 use serde_json::json;
 
 use super::sampled::{self, SampledAttention};
@@ -22,7 +24,8 @@ use crate::tolerance::log_tolerance;
 /// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the fraction
 /// of visited blocks. The roofline is that work at the rate of the fastest square matrix product in this run.
 ///
-/// Results are compared with the oracle at a short length, and for random rows at the length that is timed.
+/// Results are compared with the oracle at a short length, and for random rows at the length that is timed; those of
+/// Wall attention at the short length only (`fox selftest --large` compares them at 2050 tokens).
 #[derive(clap::Args)]
 pub struct Args {
     /// Sequences
@@ -50,6 +53,10 @@ pub struct Args {
     /// No forget gates
     #[arg(long)]
     no_gates: bool,
+    /// Wall attention: channels of keys decay by NATS per token, plus noise
+    #[arg(long, value_name = "NATS", num_args = 0..=1, default_missing_value = "0.0003",
+          conflicts_with = "bidirectional", value_parser = decay_rate)]
+    wall: Option<f64>,
     /// See keys on both sides
     #[arg(long)]
     bidirectional: bool,
@@ -87,11 +94,19 @@ struct Operands {
     k: Tensor,
     v: Tensor,
     log_gates: Option<Tensor>,
+    /// Per channel, of Wall attention.
+    log_decays: Option<Tensor>,
     d_out: Tensor,
 }
 
+/// A finite log decay per token, not negative.
+fn decay_rate(text: &str) -> std::result::Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "give nats per token, 0 or more".to_string())
+}
+
 impl Operands {
-    fn new(device: &Device, spec: &AttentionSpec, rows: usize, gates: bool) -> Result<Self> {
+    fn new(device: &Device, spec: &AttentionSpec, rows: usize, args: &Args) -> Result<Self> {
         let mut rng = Rng::new(1);
         let (width, kv_width) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
         let mut normal = |width: usize| -> Result<Tensor> {
@@ -100,9 +115,9 @@ impl Operands {
         };
         let (q, k, v, d_out) =
             (normal(width)?, normal(kv_width)?, normal(kv_width)?, normal(width)?);
-        let log_gates = match gates {
-            false => None,
-            true => {
+        let log_gates = match args.no_gates {
+            true => None,
+            false => {
                 let decay = |h: usize| {
                     let share = h as f64 / (spec.heads - 1).max(1) as f64;
                     1.0 / (8f64.ln() + (1e5f64.ln() - 8f64.ln()) * share).exp()
@@ -113,15 +128,27 @@ impl Operands {
                 Some(device.from_f32(&values, [rows, spec.heads])?)
             }
         };
-        Ok(Operands { q, k, v, log_gates, d_out })
+        let decays = |rate: f64| {
+            let values: Vec<f32> =
+                (0..rows * width).map(|_| (-2.0 * rate * rng.uniform()) as f32).collect();
+            device.from_f32(&values, [rows, width])
+        };
+        let log_decays = args.wall.map(decays).transpose()?;
+        Ok(Operands { q, k, v, log_gates, log_decays, d_out })
     }
 
     fn inputs(&self) -> AttentionInputs<'_> {
         AttentionInputs { q: &self.q, k: &self.k, v: &self.v, log_gates: self.log_gates.as_ref() }
     }
 
+    fn wall_inputs(&self) -> Option<WallInputs<'_>> {
+        let log_decays = self.log_decays.as_ref()?;
+        let AttentionInputs { q, k, v, log_gates } = self.inputs();
+        Some(WallInputs { q, k, v, log_decays, log_gates })
+    }
+
     fn bytes(&self) -> usize {
-        let gates = self.log_gates.iter();
+        let gates = self.log_gates.iter().chain(&self.log_decays);
         [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(bytes).sum()
     }
 }
@@ -154,6 +181,16 @@ fn forward_backward(
     calls: u32,
 ) -> Result<Measured> {
     let backend = device.backend();
+    if let Some(inputs) = x.wall_inputs() {
+        let forward = || Ok(backend.wall_attention_fwd(&inputs, &[], spec)?);
+        let (out, forward) = repeated(device, calls, forward)?;
+        let backward = || Ok(backend.wall_attention_bwd(&x.d_out, &inputs, &out, spec)?);
+        let (grads, backward) = repeated(device, calls, backward)?;
+        let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
+        results.push(("dlog_decays", grads.dlog_decays));
+        results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
+        return Ok(Measured { results, lse: out.lse, tiles: out.tiles, forward, backward });
+    }
     let forward = || Ok(backend.attention_fwd(&x.inputs(), spec)?);
     let (out, forward) = repeated(device, calls, forward)?;
     let backward = || Ok(backend.attention_bwd(&x.d_out, &x.inputs(), &out, spec)?);
@@ -229,7 +266,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     let spec = args.spec(1, args.seq.min(200) as usize);
     let run = |device: &Device| -> Result<Results> {
         let rows = args.seq.min(200) as usize;
-        let x = Operands::new(device, &spec, rows, !args.no_gates)?;
+        let x = Operands::new(device, &spec, rows, args)?;
         Ok(forward_backward(device, &x, &spec, 1)?.results)
     };
     let mut worst = 0.0f64;
@@ -257,13 +294,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--window 0 excludes every key; use 1 or more");
     }
     let (batch, seq) = (args.batch as usize, args.seq as usize);
-    // Queries, keys, values and the output's gradient.
-    let values = 2 * (args.heads as usize + kv_heads as usize) * args.head_dim as usize;
+    // Queries, keys, values and the output's gradient; log decays.
+    let decays = if args.wall.is_some() { args.heads as usize } else { 0 };
+    let values = (2 * (args.heads as usize + kv_heads as usize) + decays) * args.head_dim as usize;
     check_host_memory(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
     let mut error = check(&device, args)?;
     let spec = args.spec(batch, seq);
-    let operands = Operands::new(&device, &spec, batch * seq, !args.no_gates)?;
+    let operands = Operands::new(&device, &spec, batch * seq, args)?;
     device.reset_peak();
     let (mut forward, mut backward, mut rate) = (Vec::new(), Vec::new(), 0.0f64);
     let (mut pruned_fraction, mut outputs, mut peak, mut calls) = (0.0, 0, 0, 1);
@@ -280,7 +318,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             backward.push(measured.backward);
         } else {
             calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
-            error = error.max(check_sampled(&device, args, &operands, &measured)?);
+            if args.wall.is_none() {
+                error = error.max(check_sampled(&device, args, &operands, &measured)?);
+            }
         }
     }
     let (fwd, bwd) = (median(forward), median(backward));
@@ -294,7 +334,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "machine": machine(&device),
         "batch": batch, "heads": spec.heads, "kv_heads": spec.kv_heads, "seq": seq,
         "head_dim": spec.head_dim, "window": spec.window, "gates": !args.no_gates,
-        "acp": args.acp, "bidirectional": args.bidirectional,
+        "acp": args.acp, "bidirectional": args.bidirectional, "wall": args.wall,
         "error_vs_oracle": error,
         "fwd_ms": fwd * 1e3, "bwd_ms": bwd * 1e3,
         "fwd_gflops": work / fwd / 1e9, "bwd_gflops": ATTENTION_BACKWARD * work / bwd / 1e9,

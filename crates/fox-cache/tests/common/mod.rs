@@ -111,7 +111,7 @@ impl Toy {
                         LayerState::Rows(state) => {
                             state.append((&k, &v), gates.as_ref(), (&uk, &v), &placed)?;
                         }
-                        LayerState::Recurrent(_) => panic!("not attention"),
+                        LayerState::Recurrent(_) | LayerState::Blocks(_) => panic!("not attention"),
                     }
                 }
                 StateSpec::Recurrent(shape) => {
@@ -129,6 +129,7 @@ impl Toy {
                     let after = self.device.from_f32(&scan, [lens.len(), shape.scan])?;
                     state.stage_scan(after);
                 }
+                StateSpec::Blocks(_) => panic!("closed blocks have their own tests"),
             }
         }
         Ok(new)
@@ -160,6 +161,7 @@ impl Toy {
                 LayerState::Recurrent(state) => {
                     all.extend([state.conv(0), state.scan()].map(|x| x.to_f64().unwrap()));
                 }
+                LayerState::Blocks(_) => panic!("closed blocks have their own tests"),
                 LayerState::Rows(state) => all.extend(
                     [Some(state.keys()), Some(state.values()), state.log_gates()]
                         .iter()

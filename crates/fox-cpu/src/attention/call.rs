@@ -104,23 +104,25 @@ impl<'a> Attention<'a> {
     /// Prefix sums and visited blocks of one query head.
     pub fn prefix_and_visits(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
         let prefix = self.prefix(unit, head)?;
-        let threshold = match &self.spec.acp {
-            Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let full = self.spec.full_sequence.as_deref();
-                let at = unit.index * self.spec.heads + head;
-                let known = match &self.known_bounds {
-                    Some(bounds) => Some(bounds[at % bounds.len()]),
-                    None => full.and_then(|full| full.bounds.get(at).copied()),
-                };
-                let bound = known.unwrap_or_else(|| self.norm_bound(unit, head));
-                let keys = full.map_or(unit.segment.k_len, |full| full.keys[unit.index]) as f64;
-                Some(-(2.0 * bound + keys.ln()) + *log_tolerance as f64)
-            }
-            _ => None,
-        };
+        let threshold = prefix.as_ref().and_then(|_| self.threshold(unit, head));
         let view = self.view(&unit.segment);
         let visits = Visits::new(&unit.segment, &view, prefix.as_ref(), threshold);
         Ok((prefix, visits))
+    }
+
+    /// The decay below which a pair may be dropped, with gates and pruning: `-(2 U + ln N) + log_tolerance`.
+    pub fn threshold(&self, unit: &Unit, head: usize) -> Option<f64> {
+        let Acp::On { log_tolerance, .. } = &self.spec.acp else { return None };
+        self.log_gates?;
+        let full = self.spec.full_sequence.as_deref();
+        let at = unit.index * self.spec.heads + head;
+        let known = match &self.known_bounds {
+            Some(bounds) => Some(bounds[at % bounds.len()]),
+            None => full.and_then(|full| full.bounds.get(at).copied()),
+        };
+        let bound = known.unwrap_or_else(|| self.norm_bound(unit, head));
+        let keys = full.map_or(unit.segment.k_len, |full| full.keys[unit.index]) as f64;
+        Some(-(2.0 * bound + keys.ln()) + *log_tolerance as f64)
     }
 
     /// The forward pass of a block of queries.

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, exp};
 
 /// Initial maximum: finite, so that differences of maxima are never NaN.
-const NO_MAXIMUM: f32 = -1e30;
+pub const NO_MAXIMUM: f32 = -1e30;
 
 /// The forward pass of up to [`BLOCK`] queries of one head.
 pub struct Forward<'a> {
@@ -222,18 +222,18 @@ pub fn hide(view: &View, scores: &mut [f32], stride: usize, base: usize, first: 
 }
 
 /// Scores of `rows` keys from position `base` on, for `width` queries from position `first` on.
-struct Tile<'a> {
-    scores: &'a mut [f32],
-    rows: usize,
-    width: usize,
-    base: usize,
-    first: usize,
+pub struct Tile<'a> {
+    pub scores: &'a mut [f32],
+    pub rows: usize,
+    pub width: usize,
+    pub base: usize,
+    pub first: usize,
 }
 
 /// Online softmax: adds the decay, updates the running maxima and sums, converts scores to weights and rescales the
 /// output.
 #[inline(always)]
-fn softmax<S: Simd>(
+pub fn softmax<S: Simd>(
     s: S,
     tile: Tile<'_>,
     prefix: Option<&Prefix>,

@@ -145,7 +145,7 @@ pub fn scatter_gates(
 
 /// Copies `rows` rows of `d` values, `stride` apart, into rows of `padded` values, times `scale`. The
 /// rest of `out` is set to zero.
-fn gather_rows(
+pub fn gather_rows(
     source: &[f32],
     stride: usize,
     rows: usize,

@@ -15,6 +15,7 @@ mod paged;
 mod stick;
 mod tile;
 mod visits;
+mod wall;
 
 use std::ops::Range;
 

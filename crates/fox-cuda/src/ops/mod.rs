@@ -29,18 +29,9 @@ mod sink;
 mod stick;
 mod time_step;
 mod update;
+mod wall;
 
 use crate::{Generation, Source};
-
-/// The sources of decode steps.
-pub fn decode_sources() -> Vec<Source> {
-    let mut sources: Vec<Source> =
-        decode::variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
-    sources.extend(packed::variants().into_iter().map(|(source, _)| source));
-    sources.sort_by_key(|source| source.name);
-    sources.dedup();
-    sources
-}
 
 /// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
 /// for: source and defines. For compilation checks.
@@ -69,6 +60,7 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         stick::variants,
         time_step::variants,
         update::variants,
+        wall::variants,
     ];
     let mut all = attention::variants(generation);
     all.extend(decode::variants(generation));

@@ -46,6 +46,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 
 template <class To, class From>
 To bits_as(From from) {
@@ -67,10 +68,12 @@ inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float log2_fast(float x) { return log2f(x); }
 inline u16 float_to_bf16(float x) {
     const u32 bits = __float_as_uint(x);
     return x != x ? 0x7fff : u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -202,6 +205,12 @@ inline float warp_sum(float x) {
     return x;
 }
 
+inline float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+inline void atomicAdd(u64* sum, u64 x) { *sum += x; }
+
 // c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
 inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
     static u32 left[32][32][4], right[32][32][2];
@@ -223,12 +232,59 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
     __syncwarp();
 }
 
+// Four 8 x 8 matrices: lane n gives the address of row n % 8 of matrix n / 8.
+inline void ldmatrix(u32 (&r)[4], const u16* p) {
+    static const u16* rows[32][32];
+    const int warp = current / 32, lane = current % 32;
+    rows[warp][lane] = p;
+    __syncwarp();
+    for (int m = 0; m < 4; ++m) memcpy(&r[m], rows[warp][8 * m + lane / 4] + 2 * (lane % 4), 4);
+    __syncwarp();
+}
+
+// The products of mma.cuh on operands in shared memory: element (row, k) of A and (k, column) of B for every element of c.
+template <int N, int K, class A, class B>
+void multiply_fragments(float (&c)[N / 2], A a, B b) {
+    const int lane = current % 32;
+    __syncwarp();
+    for (int i = 0; i < N / 2; ++i) {
+        const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+        double sum = 0.0;
+        for (int k = 0; k < K; ++k) sum += bf16_to_float(a(row, k)) * double(bf16_to_float(b(k, column)));
+        c[i] += float(sum);
+    }
+    __syncwarp();
+}
+template <int N, int K, int PITCH>
+void mma_nt(float (&c)[N / 2], const u16* a, const u16* b) {
+    multiply_fragments<N, K>(
+        c, [&](int row, int k) { return a[row * PITCH + k]; }, [&](int k, int n) { return b[n * PITCH + k]; });
+}
+template <int N, int K, int A_PITCH, int B_PITCH>
+void mma_nn(float (&c)[N / 2], const u16* a, const u16* b) {
+    multiply_fragments<N, K>(
+        c, [&](int row, int k) { return a[row * A_PITCH + k]; }, [&](int k, int n) { return b[k * B_PITCH + n]; });
+}
+template <int N, int K, int A_PITCH, int B_PITCH>
+void mma_tn(float (&c)[N / 2], const u16* a, const u16* b) {
+    multiply_fragments<N, K>(
+        c, [&](int row, int k) { return a[k * A_PITCH + row]; }, [&](int k, int n) { return b[k * B_PITCH + n]; });
+}
+
 // Asynchronous copies arrive at once.
 inline void copy_async(u16* dst, const u16* src, bool valid) {
     if (valid) memcpy(dst, src, 16);
     else memset(dst, 0, 16);
 }
 inline void copy_commit() {}
+template <int ROWS, int COLUMNS, int PITCH, int THREADS>
+void load_rows_async(u16* tile, const u16* x, int rows, int row_stride, int head_dim) {
+    for (int i = threadIdx.x; i < ROWS * (COLUMNS / 8); i += THREADS) {
+        const int row = i / (COLUMNS / 8), column = i % (COLUMNS / 8) * 8;
+        const bool valid = row < rows && column < head_dim;
+        copy_async(tile + row * PITCH + column, x + (valid ? size_t(row) * row_stride + column : 0), valid);
+    }
+}
 template <int PENDING>
 void copy_wait() {}
 

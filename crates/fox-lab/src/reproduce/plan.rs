@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(names, ["rates", "gates"]);
         assert_eq!(plan.searches.len(), 1);
         assert_eq!(plan.searches[0].rate, "fox-llama");
-        assert_eq!(plan.runs.len(), 1 + 3 + 3);
+        assert_eq!(plan.runs.len(), 2 + 3 + 3);
         assert!(plan.runs.iter().any(|run| run.spec == "fox-llama-1m+fixed-256"));
     }
 

@@ -8,7 +8,7 @@ use fox_cache::LayerState;
 use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
-use super::forgetting::{ForgettingConfig, ForgettingLayer};
+use super::forgetting::{DecayTime, ForgettingConfig, ForgettingLayer};
 use crate::config::{ModelConfig, Validator};
 use crate::observe::Observer;
 use crate::params::{Init, ParamList, Parameters};
@@ -187,6 +187,11 @@ pub trait Mixer: Debug + Send + Sync {
         _thresholds: Option<Arc<[f64]>>,
     ) -> Option<DecodeMixer> {
         None
+    }
+
+    /// The biases of its data-dependent gates, and values with which its heads have these memory lengths.
+    fn gate_biases(&self, _time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        Vec::new()
     }
 
     /// The attention layer, if the mixer is one: for eviction.

@@ -17,14 +17,16 @@ pub mod hybrid;
 pub mod kda;
 pub mod mamba1;
 pub mod mamba2;
+pub mod wall;
 
 /// The families that are always there.
-static BUILT_IN: [&MixerFamily; 6] = [
+static BUILT_IN: [&MixerFamily; 7] = [
     &forgetting::FAMILY,
     &delta::FAMILY,
     &hgrn2::FAMILY,
     &mamba2::FAMILY,
     &kda::FAMILY,
+    &wall::FAMILY,
     &hybrid::FAMILY,
 ];
 
@@ -38,7 +40,9 @@ pub use convolution::ShortConv;
 pub use format::{
     CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields, ModelType, enabled,
 };
-pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
+pub use fox_cache::{
+    AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec,
+};
 pub use mixer::{
     BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
     SavedActivations,

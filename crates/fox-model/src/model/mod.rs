@@ -51,12 +51,10 @@ impl Model {
     /// Initializes the biases of data-dependent forget gates such that heads start with these memory lengths, instead
     /// of forgetting half at every token. Returns false when the model has no such gates.
     pub fn init_decay_times(&mut self, time: DecayTime) -> Result<bool> {
-        let biases: Vec<ParamId> =
-            self.attention_layers().flatten().filter_map(|(layer, _)| layer.gate_bias()).collect();
-        for &id in &biases {
-            let heads = self.params.spec(id).count();
-            let start = self.device.from_f32(&time.gate_biases(heads), [heads])?;
-            self.params.set(id, start)?;
+        let biases: Vec<(ParamId, Vec<f32>)> =
+            self.structure.blocks.iter().flat_map(|block| block.gate_biases(time)).collect();
+        for (id, values) in &biases {
+            self.params.set(*id, self.device.from_f32(values, [values.len()])?)?;
         }
         Ok(!biases.is_empty())
     }

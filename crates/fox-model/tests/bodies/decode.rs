@@ -103,6 +103,15 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
             }),
         ),
         ("transformer pro", small(pro.without_forgetting())),
+        (
+            "a factor per key",
+            small(ForgettingConfig {
+                gate: ForgetGate::KeyScale,
+                kv_heads: 2,
+                qk_norm: Some(QkNorm::PerHead),
+                ..llama.clone()
+            }),
+        ),
         ("one gate for all heads", small(ForgettingConfig { gate: ForgetGate::Shared, ..llama })),
     ]
     .into_iter()
@@ -348,7 +357,10 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         assert_eq!(kept, again, "{name}");
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
-        let is_attention = |l: &usize| config.mixer_of(*l).forgetting().is_some();
+        let is_attention = |l: &usize| {
+            let state = config.mixer_of(*l).state(&config);
+            !matches!(state, fox_model::mixers::StateSpec::Recurrent(_))
+        };
         let attention = (0..config.num_layers).filter(is_attention).count();
         assert_eq!(kept.2.len(), attention, "{name}: one count of tiles per attention layer");
     }

@@ -60,6 +60,9 @@ macro_rules! prove_dumps {
     stick_breaking_gates
     transformer_llama_as_fox
     transformer_pro
+    wall
+    wall_scalar_gqa
+    wall_window
     } };
     ($device:expr; $($name:ident)*) => {
         $(#[test] fn $name() { bodies::proves(stringify!($name), &$device); })*

@@ -17,6 +17,7 @@ pub use crate::ops::attention::cases::{
 pub use crate::ops::paged::cases::{CasePages, PagedCase, PagedSequence};
 pub use crate::ops::scan::cases::{Decay, ScanCase, Strength, random_scan, scan};
 pub use crate::ops::stick::cases::random_stick_breaking;
+pub use crate::ops::wall::cases::large_wall;
 pub use fox_base::random::SplitMix64 as Rng;
 pub(crate) use layouts::recurrent_layouts;
 pub use wrong_operands::{WrongOperands, refuse_wrong_operands};

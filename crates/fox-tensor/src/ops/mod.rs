@@ -35,6 +35,7 @@ mod sink;
 pub(crate) mod stick;
 mod time_step;
 mod update;
+pub(crate) mod wall;
 
 pub use decode::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
@@ -92,4 +93,5 @@ ops! {
     time_step: TimeStepOps,
     hgrn: HgrnOps,
     channel_decay: ChannelDecayOps,
+    wall: WallOps,
 }

@@ -11,7 +11,7 @@ mod launch_cache;
 mod plan;
 mod rows;
 mod tensor_map;
-mod tensors;
+pub(in crate::ops) mod tensors;
 pub(in crate::ops) mod tiles;
 pub(in crate::ops) mod tiling;
 mod two_pass;

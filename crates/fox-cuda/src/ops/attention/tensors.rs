@@ -18,7 +18,7 @@ struct TypedOperands<'a> {
     gates: Option<Operand<'a>>,
 }
 
-fn typed<'a, T: Activation>(operand: &'a Operand<'_>) -> Result<&'a Buffer<T>> {
+pub(in crate::ops) fn typed<'a, T: Activation>(operand: &'a Operand<'_>) -> Result<&'a Buffer<T>> {
     let found = operand.data().and_then(T::of);
     found.ok_or_else(|| Error::argument("attention", "an operand of the wrong type"))
 }

@@ -17,7 +17,7 @@ use crate::{Buffer, Float, Result, Source};
 /// Limit on the scratch of the backward's first pass in bytes; heads are processed in groups that fit.
 const CARRY_BYTES: usize = 512 << 20;
 
-const STICK: Source = source!("stick", ["stick.cuh"], [Segment, BlockRef, StickParams]);
+const STICK: Source = source!("stick", [], [Segment, BlockRef, StickParams]);
 
 kernel_params! {
     #[derive(Default)]

@@ -10,7 +10,7 @@
 // over blocks of keys (dK, dV, sums over queries) and one over blocks of queries (dQ) can start at any tile.
 //
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
-#include "stick.cuh"
+#include "head_tiles.cuh"
 
 constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;  // thread blocks that share the columns of dK and dV
 constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;

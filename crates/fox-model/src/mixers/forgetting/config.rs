@@ -141,6 +141,16 @@ pub enum ForgetGate {
         /// How the constants are set.
         decay_time: Option<DecayTime>,
     },
+    /// A factor per key on its logits, `sigmoid(w_f . k_j + b_f)`, per key head: an ablation. It is not a forget gate:
+    /// it does not depend on the distance, and nothing is forgotten.
+    KeyScale,
+}
+
+impl ForgetGate {
+    /// Whether logits decay with the distance.
+    pub fn forgets(self) -> bool {
+        !matches!(self, ForgetGate::None | ForgetGate::KeyScale)
+    }
 }
 
 /// The heads' memory lengths: geometric from `min` (head 0) to `max` (last head), in tokens.
@@ -222,6 +232,7 @@ impl MixerConfig for ForgettingConfig {
             ForgetGate::Shared => "one forget gate for all heads, from the input",
             ForgetGate::BiasOnly { .. } => "forget gate learned per head",
             ForgetGate::Fixed { .. } => "forget gate fixed per head",
+            ForgetGate::KeyScale => "no forget gate, a factor per key on its logits",
         };
         let stick = self.weights == AttentionWeights::StickBreaking;
         let found = enabled(&[
@@ -318,7 +329,7 @@ impl MixerConfig for ForgettingConfig {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_width(model.hidden_size),
-            gated: self.gate != ForgetGate::None,
+            gated: self.gate.forgets(),
             k_shift: self.k_shift,
             v_shift: self.v_shift,
             window: self.window,

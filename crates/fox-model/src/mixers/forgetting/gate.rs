@@ -1,6 +1,6 @@
 //! The forget gate of a layer: its parameters, and the log gates that they give.
 
-use fox_tensor::{ParamId, Result, Tape, Var};
+use fox_tensor::{Activation, ConvSpec, ParamId, Result, Segments, Tape, Var};
 
 use super::{DecayTime, ForgetGate, ForgettingConfig};
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
@@ -21,6 +21,13 @@ pub(super) enum Gate {
     },
     Constant {
         bias: ParamId,
+    },
+    /// Factors on the keys of these heads, each of which is so wide.
+    KeyScale {
+        weight: ParamId,
+        bias: ParamId,
+        heads: usize,
+        head_dim: usize,
     },
 }
 
@@ -63,6 +70,23 @@ impl Gate {
                 let init = constant(decay_time);
                 Gate::Constant { bias: list.buffer(ParamGroup::Mixer, name, vec![heads], init) }
             }
+            ForgetGate::KeyScale => {
+                let (heads, head_dim) = (options.kv_heads, options.head_width(width));
+                let name = |part: &str| format!("{prefix}.key_scale.{part}");
+                Gate::KeyScale {
+                    // The filters of a convolution of one tap.
+                    weight: list.push(
+                        ParamGroup::Mixer,
+                        name("weight"),
+                        vec![heads * head_dim, 1, 1],
+                        true,
+                        Init::Normal { std, zero_row: None },
+                    ),
+                    bias: list.vector(ParamGroup::Mixer, name("bias"), heads, 0.0),
+                    heads,
+                    head_dim,
+                }
+            }
         }
     }
 
@@ -76,7 +100,7 @@ impl Gate {
     ) -> Result<Option<Var>> {
         let rows = x.value().rows();
         match self {
-            Gate::None => Ok(None),
+            Gate::None | Gate::KeyScale { .. } => Ok(None),
             Gate::Projected { bias, .. } => {
                 tape.log_gate(logits, Some(&params.var(*bias)), rows).map(Some)
             }
@@ -91,5 +115,29 @@ impl Gate {
                 tape.log_gate(None, Some(&params.var(*bias)), rows).map(Some)
             }
         }
+    }
+
+    /// Keys `[R, H_kv * d]` times their factors, where the gate has factors.
+    pub(super) fn scale_keys(
+        &self,
+        tape: &mut Tape<'_>,
+        k: Var,
+        segments: &Segments,
+        params: &Parameters,
+    ) -> Result<Var> {
+        let Gate::KeyScale { weight, bias, heads, head_dim } = *self else { return Ok(k) };
+        // A convolution of one tap multiplies channels.
+        let spec = ConvSpec { activation: None, l2_norm: None, segments: segments.clone() };
+        let products = tape.short_conv(&k, &params.var(weight), None, None, &spec)?;
+        let width = heads * head_dim;
+        let of_head = |head: usize, channel: usize| f32::from(u8::from(channel / head_dim == head));
+        let sums: Vec<f32> = (0..heads * width).map(|i| of_head(i / width, i % width)).collect();
+        let spread: Vec<f32> = (0..width * heads).map(|i| of_head(i % heads, i / heads)).collect();
+        let device = tape.device().clone();
+        let sums = Var::constant(device.from_f32(&sums, [heads, width])?);
+        let spread = Var::constant(device.from_f32(&spread, [width, heads])?);
+        let z = tape.linear(&products, &sums, Some(&params.var(bias)))?;
+        let z = tape.linear(&z, &spread, None)?;
+        tape.gated_norm(&k, None, Some(&z), 1, 0.0, Activation::Sigmoid)
     }
 }

@@ -22,7 +22,7 @@ use fox_tensor::{
 };
 
 use super::gate::Gate;
-use super::{ForgetGate, ForgettingConfig, QkNorm};
+use super::{DecayTime, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
 use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations};
@@ -145,14 +145,6 @@ impl ForgettingLayer {
     pub(crate) fn query_and_key(&self) -> (&Projection, &Projection) {
         (&self.q, &self.k)
     }
-
-    /// The bias of gates that depend on the input, `[H]` or `[1]`.
-    pub(crate) fn gate_bias(&self) -> Option<ParamId> {
-        match self.gate {
-            Gate::Projected { bias, .. } | Gate::Shared { bias, .. } => Some(bias),
-            Gate::None | Gate::Constant { .. } => None,
-        }
-    }
 }
 
 impl Mixer for ForgettingLayer {
@@ -175,6 +167,7 @@ impl Mixer for ForgettingLayer {
         let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
         let (uk, mut k) = self.project(tape, x, &self.k, context, shift.0, prev_k.as_ref())?;
         let (uv, mut v) = self.project(tape, x, &self.v, context, shift.1, prev_v.as_ref())?;
+        k = self.gate.scale_keys(tape, k, segments, params)?;
         let mut log_gates = self.gate.log_gates(tape, x, logits.gate.as_ref(), params)?;
         let new = (k.value(), v.value());
         let (gates, raw) = (log_gates.as_ref().map(Var::value), (uk.value(), uv.value()));
@@ -192,7 +185,7 @@ impl Mixer for ForgettingLayer {
                 v = Var::constant(state.values().clone());
                 log_gates = state.log_gates().cloned().map(Var::constant);
             }
-            Some(LayerState::Recurrent(_)) | None => {}
+            Some(LayerState::Recurrent(_) | LayerState::Blocks(_)) | None => {}
         }
         let weights = self.options.weights;
         let mut spec = AttentionSpec {
@@ -243,6 +236,8 @@ impl Mixer for ForgettingLayer {
             Gate::Projected { .. } => 2 * heads,
             Gate::Shared { .. } => 1 + 2 * heads,
             Gate::Constant { .. } => heads,
+            // Products, their sums per head and channel, and scaled keys.
+            Gate::KeyScale { heads, head_dim, .. } => heads + 3 * heads * head_dim,
         };
         // The output and the statistic of every row.
         kept += width + heads;
@@ -262,6 +257,14 @@ impl Mixer for ForgettingLayer {
         thresholds: Option<Arc<[f64]>>,
     ) -> Option<DecodeMixer> {
         self.slot_weights(params, thresholds)
+    }
+
+    fn gate_biases(&self, time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
+        match self.gate {
+            Gate::Projected { bias, .. } => vec![(bias, time.gate_biases(self.options.heads))],
+            Gate::Shared { bias, .. } => vec![(bias, time.gate_biases(1))],
+            Gate::None | Gate::Constant { .. } | Gate::KeyScale { .. } => Vec::new(),
+        }
     }
 
     fn attention(&self) -> Option<&ForgettingLayer> {
@@ -369,7 +372,7 @@ impl ForgettingLayer {
         let stick = self.options.weights == AttentionWeights::StickBreaking;
         let tolerance = match context.pruning {
             // Softmax without gates: nothing decays, so there is nothing to prune.
-            _ if self.options.gate == ForgetGate::None && !stick => return Acp::Off,
+            _ if !self.options.gate.forgets() && !stick => return Acp::Off,
             Pruning::Off => return Acp::Off,
             Pruning::Auto => return Acp::auto(),
             Pruning::Tolerance(tolerance) => tolerance,

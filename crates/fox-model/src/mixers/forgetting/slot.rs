@@ -23,7 +23,7 @@ impl ForgettingLayer {
         let gate = match &self.gate {
             Gate::None => None,
             Gate::Projected { weight, bias } => Some((value(*weight), value(*bias))),
-            Gate::Shared { .. } | Gate::Constant { .. } => return None,
+            Gate::Shared { .. } | Gate::Constant { .. } | Gate::KeyScale { .. } => return None,
         };
         let softmax = options.weights == AttentionWeights::Softmax;
         if !softmax || options.heads * self.head_dim != self.width {

@@ -10,6 +10,7 @@ use crate::mixers::forgetting::{ForgetGate, ForgettingConfig};
 use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
+use crate::mixers::wall::WallConfig;
 use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
 use crate::params::ParamList;
 
@@ -33,6 +34,8 @@ pub struct LayerConfigs {
     pub delta: DeltaConfig,
     /// `kda`.
     pub kda: KdaConfig,
+    /// `wall`.
+    pub wall: WallConfig,
     /// `mamba2`.
     pub mamba2: Mamba2Config,
     /// `mamba1`.
@@ -106,6 +109,7 @@ impl LayerConfigs {
             LayerKind::Window(length) => Box::new(plain(Some(length))),
             LayerKind::GatedDeltaNet => Box::new(self.delta.clone()),
             LayerKind::Kda => Box::new(self.kda.clone()),
+            LayerKind::Wall => Box::new(self.wall.clone()),
             LayerKind::Mamba2 => Box::new(self.mamba2.clone()),
             LayerKind::Mamba1 => Box::new(self.mamba1.clone()),
         }

@@ -13,6 +13,7 @@ use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, native};
 use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
+use crate::mixers::wall::WallConfig;
 use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields};
 use crate::params::ParamSpec;
 
@@ -117,6 +118,10 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
                 fields.size("kda_head_dim", usual.kda.key_dim)?,
             )
         },
+        wall: WallConfig {
+            scalar_gate: fields.flag("wall_scalar_gate", false)?,
+            ..WallConfig::new(fields.size("wall_heads", usual.wall.heads)?)
+        },
         mamba2: Mamba2Config {
             heads: fields.size("mamba_heads", usual.mamba2.heads)?,
             head_dim: fields.size("mamba_head_dim", usual.mamba2.head_dim)?,
@@ -138,7 +143,7 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
 }
 
 fn write_native(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
-    let LayerConfigs { attention, delta, kda, mamba2, mamba1 } = mixer.layers();
+    let LayerConfigs { attention, delta, kda, wall, mamba2, mamba1 } = mixer.layers();
     native::write(attention, model, map);
     let words: Vec<String> = mixer.pattern().iter().map(LayerKind::to_string).collect();
     map.extend(object(json!({
@@ -151,6 +156,8 @@ fn write_native(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String,
         "kda_heads": kda.heads,
         "kda_head_dim": kda.key_dim,
         "kda_lower_bound": kda.decay_bound,
+        "wall_heads": wall.heads,
+        "wall_scalar_gate": wall.scalar_gate,
         "mamba_heads": mamba2.heads,
         "mamba_head_dim": mamba2.head_dim,
         "mamba_state_size": mamba2.state_size,

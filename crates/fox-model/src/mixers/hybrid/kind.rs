@@ -15,6 +15,8 @@ pub enum LayerKind {
     GatedDeltaNet,
     /// `kda`.
     Kda,
+    /// `wall`.
+    Wall,
     /// `mamba2`.
     Mamba2,
     /// `mamba1`.
@@ -24,7 +26,7 @@ pub enum LayerKind {
 impl LayerKind {
     /// All names, for messages.
     pub const NAMES: &'static str =
-        "fox, attention, window:N, gated-delta-net, kda, mamba2, mamba1";
+        "fox, attention, window:N, gated-delta-net, kda, wall, mamba2, mamba1";
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<LayerKind> {
@@ -36,6 +38,7 @@ impl LayerKind {
             "attention" => Some(LayerKind::Attention),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
             "kda" => Some(LayerKind::Kda),
+            "wall" => Some(LayerKind::Wall),
             "mamba2" => Some(LayerKind::Mamba2),
             "mamba1" => Some(LayerKind::Mamba1),
             _ => None,
@@ -44,7 +47,8 @@ impl LayerKind {
 
     /// Whether it is attention of any kind.
     pub fn is_attention(self) -> bool {
-        matches!(self, LayerKind::Fox | LayerKind::Attention | LayerKind::Window(_))
+        use LayerKind::{Attention, Fox, Wall, Window};
+        matches!(self, Fox | Attention | Window(_) | Wall)
     }
 }
 
@@ -56,6 +60,7 @@ impl fmt::Display for LayerKind {
             LayerKind::Window(length) => write!(f, "window:{length}"),
             LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
             LayerKind::Kda => f.write_str("kda"),
+            LayerKind::Wall => f.write_str("wall"),
             LayerKind::Mamba2 => f.write_str("mamba2"),
             LayerKind::Mamba1 => f.write_str("mamba1"),
         }

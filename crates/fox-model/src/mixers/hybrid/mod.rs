@@ -14,6 +14,7 @@ use super::forgetting::ForgettingConfig;
 use super::kda::KdaConfig;
 use super::mamba1::Mamba1Config;
 use super::mamba2::Mamba2Config;
+use super::wall::WallConfig;
 use super::{Architecture, MixerFamily};
 use crate::config::{ModelConfig, Validator};
 use LayerKind::{Fox, GatedDeltaNet, Kda, Mamba1, Mamba2, Window};
@@ -91,6 +92,7 @@ impl LayerConfigs {
             attention: ForgettingConfig::fox_llama(heads),
             delta: DeltaConfig::gated(delta_heads, 3 * width / (4 * delta_heads)),
             kda: KdaConfig::square(delta_heads, width / delta_heads),
+            wall: WallConfig::new(heads),
             mamba2: Mamba2Config {
                 heads: 2 * heads,
                 head_dim: width / heads,

@@ -6,13 +6,14 @@ use super::{Calls, Operand, real};
 use crate::{
     Acp, Activation, AttentionInputs, AttentionOut, AttentionSpec, ConvInputs, ConvSpec,
     FullSequence, HeadInputs, HeadSpec, L2Norm, LogitBound, Mask, Result, Rope, ScanExtras,
-    ScanInputs, ScanSpec, Segment, Segments, StateUpdate, Tensor,
+    ScanInputs, ScanSpec, Segment, Segments, StateUpdate, Tensor, WallBlock, WallInputs,
 };
 
 pub(super) fn calls(calls: &mut Calls<'_>) -> Result<()> {
     heads(calls)?;
     attention(calls)?;
     attention_options(calls)?;
+    wall(calls)?;
     conv(calls)?;
     scan(calls)
 }
@@ -162,6 +163,56 @@ fn attention_options(calls: &mut Calls<'_>) -> Result<()> {
     let both_ways = AttentionSpec { mask: Mask::Bidirectional, ..spec };
     let result = b.stick_breaking_fwd(&inputs, &both_ways);
     calls.must_fail(|| "stick_breaking_fwd with a bidirectional mask".into(), result);
+    Ok(())
+}
+
+fn wall(calls: &mut Calls<'_>) -> Result<()> {
+    fn inputs(t: &[Tensor]) -> WallInputs<'_> {
+        let (log_decays, log_gates) = (&t[3], Some(&t[4]));
+        WallInputs { q: &t[0], k: &t[1], v: &t[2], log_decays, log_gates }
+    }
+    let spec = attention_spec();
+    let operands = [
+        real("q", &[6, 16], &[1]),
+        real("k", &[6, 8], &[0, 1]),
+        real("v", &[6, 8], &[0, 1]),
+        real("log_decays", &[6, 16], &[0, 1]),
+        real("log_gates", &[6, 2], &[0, 1]),
+        real("d_out", &[6, 16], &[0, 1]),
+        real("o", &[6, 16], &[0, 1]),
+        real("lse", &[6, 2], &[0, 1]),
+    ];
+    calls.op("wall_attention_fwd", &operands[..5], |b, t| {
+        b.wall_attention_fwd(&inputs(t), &[], &spec).map(drop)
+    })?;
+    let tiles = Operand { content: super::Content::Ids(9), ..real("tiles", &[2, 4], &[0, 1]) };
+    let counts = tiles.on(calls.device, tiles.dims)?;
+    calls.op("wall_attention_bwd", &operands, |b, t| {
+        let out = AttentionOut { o: t[6].clone(), lse: t[7].clone(), tiles: counts.clone() };
+        b.wall_attention_bwd(&t[5], &inputs(t), &out, &spec).map(drop)
+    })?;
+    let closed = [real("k", &[64, 8], &[0]), real("log_decays", &[64, 16], &[0, 1])];
+    calls.op("wall_close_block", &closed, |b, t| b.wall_close_block(&t[0], &t[1], 8).map(drop))?;
+    let block = [
+        real("past k", &[64, 16], &[0, 1]),
+        real("past v", &[64, 8], &[0, 1]),
+        real("past decay", &[1, 16], &[0, 1]),
+        real("past log_gates", &[64, 2], &[0, 1]),
+    ];
+    let own: Vec<Tensor> = operands[..5]
+        .iter()
+        .map(|operand| operand.on(calls.device, operand.dims))
+        .collect::<Result<_>>()?;
+    calls.op("wall_attention_fwd with past blocks", &block, |b, t| {
+        let block = WallBlock { k: &t[0], v: &t[1], decay: &t[2], log_gates: Some(&t[3]) };
+        b.wall_attention_fwd(&inputs(&own), &[vec![block], Vec::new()], &spec).map(drop)
+    })?;
+    let b = calls.device.backend();
+    let both_ways = AttentionSpec { mask: Mask::Bidirectional, ..spec.clone() };
+    let result = b.wall_attention_fwd(&inputs(&own), &[], &both_ways);
+    calls.must_fail(|| "wall_attention_fwd with a bidirectional mask".into(), result);
+    let result = b.wall_attention_fwd(&inputs(&own), &[Vec::new()], &spec);
+    calls.must_fail(|| "wall_attention_fwd with the past of one of two segments".into(), result);
     Ok(())
 }
 

@@ -78,5 +78,6 @@ fn gate_name(gate: ForgetGate) -> &'static str {
         ForgetGate::Shared => "fgate_type \"shared\"",
         ForgetGate::BiasOnly { .. } => "fgate_type \"bias_only\"",
         ForgetGate::Fixed { .. } => "fgate_type \"fixed\"",
+        ForgetGate::KeyScale => "fgate_type \"key_scale\"",
     }
 }

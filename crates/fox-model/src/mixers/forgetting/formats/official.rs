@@ -18,7 +18,7 @@ pub(super) static FOX: Format<ForgettingConfig> = Format {
             (mixer.kv_heads != mixer.heads, "num_kv_heads below num_heads"),
             (mixer.window.is_some(), "window_size"),
             (mixer.qkv_bias, "qkv_bias"),
-            (mixer.gate == ForgetGate::Shared, gate_name(mixer.gate)),
+            (native_gate(mixer.gate).is_some(), gate_name(mixer.gate)),
         ]);
         enabled(&found)
     },
@@ -54,11 +54,20 @@ pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
     )
 };
 
+/// The `fgate_type` of gates that only the native format has.
+fn native_gate(gate: ForgetGate) -> Option<&'static str> {
+    match gate {
+        ForgetGate::Shared => Some("shared"),
+        ForgetGate::KeyScale => Some("key_scale"),
+        _ => None,
+    }
+}
+
 /// The reference ignores `window_size`.
 fn read_fox(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     let layer = read_layer(fields)?;
-    if layer.gate == ForgetGate::Shared {
-        return Err(fields.error("fgate_type", "\"shared\" needs `model_type` \"fox\""));
+    if let Some(name) = native_gate(layer.gate) {
+        return Err(fields.error("fgate_type", format!("\"{name}\" needs `model_type` \"fox\"")));
     }
     match fields.optional_size("num_kv_heads", None)? {
         Some(n) if n != layer.heads => Err(fields.error(
@@ -90,6 +99,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         Shared,
         BiasOnly,
         Fixed,
+        KeyScale,
         None,
     }
     let gate = fields.choice(
@@ -100,11 +110,12 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
             ("shared", Gate::Shared),
             ("bias_only", Gate::BiasOnly),
             ("fixed", Gate::Fixed),
+            ("key_scale", Gate::KeyScale),
             ("none", Gate::None),
         ],
     )?;
     let decay_time = decay_time(fields)?;
-    if decay_time.is_some() && matches!(gate, Gate::Full | Gate::Shared | Gate::None) {
+    if decay_time.is_some() && !matches!(gate, Gate::BiasOnly | Gate::Fixed) {
         return Err(fields.error(
             "fgate_bias_init",
             "needs `fgate_type` \"bias_only\" or \"fixed\": other gates have no bias to set",
@@ -138,6 +149,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
             Gate::Shared => ForgetGate::Shared,
             Gate::BiasOnly => ForgetGate::BiasOnly { decay_time },
             Gate::Fixed => ForgetGate::Fixed { decay_time },
+            Gate::KeyScale => ForgetGate::KeyScale,
             Gate::None => ForgetGate::None,
         },
         qkv_bias: false,
@@ -191,6 +203,7 @@ pub(super) fn write_layer(mixer: &ForgettingConfig, map: &mut Map<String, Value>
         ForgetGate::Shared => ("shared", None),
         ForgetGate::BiasOnly { decay_time } => ("bias_only", decay_time),
         ForgetGate::Fixed { decay_time } => ("fixed", decay_time),
+        ForgetGate::KeyScale => ("key_scale", None),
     };
     let ogate_act = match mixer.output_gate {
         Some(Activation::Silu) => "silu",

@@ -1,4 +1,4 @@
-// Building blocks of stick-breaking attention: blocks of 64 rows of a head, tiles of 64 x 64 weights, and their
+// Building blocks of attention kernels for bf16 and f32: blocks of 64 rows of a head, tiles of 64 x 64 weights, and their
 // products, by mma.sync in bf16. In f32, a mode for comparison with the oracle, operands are read from device memory
 // and every thread computes the same elements by FMA.
 //

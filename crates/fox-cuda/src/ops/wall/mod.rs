@@ -1,0 +1,296 @@
+//! Wall attention; see `wall.cuh`. `tensors` implements the op trait.
+
+mod tensors;
+
+use std::sync::Arc;
+
+use fox_tensor::WALL_BLOCK;
+
+use super::attention::tiles::{TileConfig, padded_head_dim, portable_column_splits};
+use super::attention::tiling::{BlockRef, Segment, Tiling};
+use super::attention::{self, Attention};
+use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Float, Result, Source};
+
+const FORWARD: Source = source!("wall", ["wall.cuh"], [Segment, BlockRef, WallParams]);
+const BACKWARD: Source = source!("wall_bwd", ["wall.cuh"], [Segment, BlockRef, WallParams]);
+
+/// Threads of the kernels over tiles, and of those over rows.
+const THREADS: usize = 128;
+const WARP: usize = 32;
+
+kernel_params! {
+    #[derive(Default)]
+    struct WallParams {
+        /// `[R, H * d]`, like `d_out`, `o`, `x`, `far` and `dq`.
+        q: ConstPtr<Real>,
+        /// `[R, H_kv * d]`, like `v`, `dk` and `dv`.
+        k: ConstPtr<Real>,
+        v: ConstPtr<Real>,
+        d_out: ConstPtr<Real>,
+        o: Ptr<Real>,
+        /// Queries decayed to the start of their block.
+        x: Ptr<Real>,
+        /// Keys of every query head decayed to the end of their block.
+        far: Ptr<Real>,
+        dq: Ptr<Real>,
+        dk: Ptr<Real>,
+        dv: Ptr<Real>,
+        /// `[R, H * d]`, like `e`, `dx`, `dfar` and `dlog_decays`.
+        log_decays: ConstPtr<f32>,
+        e: Ptr<f32>,
+        dx: Ptr<f32>,
+        dfar: Ptr<f32>,
+        dlog_decays: Ptr<f32>,
+        /// Products of the decays of every block `[tiles][H * d]`.
+        decay: Ptr<f32>,
+        /// Sums of later gradients of the summed log decays `[tiles][H * d]`.
+        totals: Ptr<f64>,
+        /// Scores inside blocks, and their gradients, `[H][tiles][64][64]`.
+        own: Ptr<f32>,
+        down: Ptr<f32>,
+        /// `[R, H]`, like `delta`.
+        lse: Ptr<f32>,
+        delta: Ptr<f32>,
+        /// Visited and visible tiles `[H][2]`.
+        blocks: Ptr<u64>,
+        /// `[H][gate_stride]`.
+        gates: ConstPtr<Float2>,
+        column_sums: Ptr<f32>,
+        /// `[H][tiles][64]`.
+        row_sums: Ptr<f32>,
+        segments: ConstPtr<Segment>,
+        tiles: ConstPtr<BlockRef>,
+        /// Blocks of each segment that are closed; null without.
+        closed: ConstPtr<i32>,
+        tile_count: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        gate_stride: usize,
+        window: usize,
+        scale: f32,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    let kinds = [(64, false), (128, false), (256, false), (64, true), (256, true)];
+    let of = |(head_dim, wide)| {
+        [FORWARD, BACKWARD].into_iter().flat_map(move |source| {
+            [true, false].map(|gates| (source, tile(source, head_dim, gates, wide).defines))
+        })
+    };
+    kinds.into_iter().flat_map(of).collect()
+}
+
+/// Launch configuration of either direction: as in stick-breaking attention, and a factor per channel.
+fn tile(source: Source, head_dim: usize, gates: bool, wide: bool) -> TileConfig {
+    let head_dim = padded_head_dim(head_dim);
+    let (rows, size, prefixes) = if wide { (8, 4, 2) } else { (64 * (head_dim + 8), 2, 1) };
+    let shared = (4 * rows + 2 * 64 * 72) * size + ((prefixes + 4) * 64 + head_dim) * 4 + 16;
+    let defines = vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("WIDE={}", i32::from(wide)),
+        format!("GATES={}", i32::from(gates)),
+        format!("SHARED_BYTES={shared}"),
+    ];
+    TileConfig {
+        source,
+        block_m: WALL_BLOCK,
+        block_n: WALL_BLOCK,
+        threads: THREADS,
+        shared,
+        defines,
+    }
+}
+
+/// Buffers of [`WallParams`] that both directions need.
+struct Prepared<T> {
+    x: Buffer<T>,
+    far: Buffer<T>,
+    e: Buffer<f32>,
+    decay: Buffer<f32>,
+    own: Buffer<f32>,
+    gates: Option<Buffer<f32>>,
+}
+
+/// Gradients in buffers.
+struct Gradients<T> {
+    attention: attention::AttentionGrads<T>,
+    dlog_decays: Buffer<f32>,
+}
+
+/// Closed blocks before the keys of each segment: how many, and keys and products of them in the rows and tiles of the
+/// call.
+struct Past {
+    closed: Buffer<i32>,
+    blocks: Vec<PastBlock>,
+}
+
+/// Addresses of one closed block, and where it goes.
+struct PastBlock {
+    far: u64,
+    decay: u64,
+    row: usize,
+    tile: usize,
+}
+
+/// A call on rows that queries and keys share.
+struct Wall<'a, T> {
+    attention: Attention<'a, T>,
+    log_decays: &'a Buffer<f32>,
+    past: Option<Past>,
+}
+
+impl<T: Float> Wall<'_, T> {
+    fn tile(&self, source: Source) -> TileConfig {
+        let Attention { spec, inputs, .. } = &self.attention;
+        tile(source, spec.head_dim, inputs.log_gates.is_some(), T::WIDE)
+    }
+
+    /// Launches a kernel with `shared` bytes of dynamic shared memory.
+    fn run(
+        &self,
+        (source, entry): (Source, &str),
+        grid: [usize; 3],
+        (threads, shared): (usize, usize),
+        params: WallParams,
+    ) -> Result<()> {
+        let kernel = self.attention.gpu.kernel(source, &self.tile(source).defines, entry)?;
+        let launch = kernel.launch(grid, threads).shared(shared);
+        // SAFETY: `Attention::new` checked the operands; all other buffers are allocated for this tiling.
+        unsafe { launch.params(params)?.run(|| self.attention.shapes()) }
+    }
+
+    /// Decays queries and keys to the borders of their blocks, and computes the scores inside blocks.
+    fn prepare(&self, tiling: &Tiling) -> Result<(Prepared<T>, WallParams)> {
+        let Attention { gpu, spec, inputs, .. } = &self.attention;
+        let (heads, tiles, len) = (spec.heads, tiling.m_tile_count, inputs.q.len());
+        let width = heads * spec.head_dim;
+        let held = Prepared {
+            x: gpu.alloc::<T>(len)?,
+            far: gpu.alloc::<T>(len)?,
+            e: gpu.alloc::<f32>(len)?,
+            decay: gpu.alloc::<f32>(tiles * width)?,
+            own: gpu.alloc::<f32>(heads * tiles * WALL_BLOCK * WALL_BLOCK)?,
+            gates: self.attention.gate_prefix(tiling)?,
+        };
+        let params = WallParams {
+            q: inputs.q.address().into(),
+            k: inputs.k.address().into(),
+            v: inputs.v.address().into(),
+            log_decays: self.log_decays.address().into(),
+            x: held.x.address().into(),
+            far: held.far.address().into(),
+            e: held.e.address().into(),
+            decay: held.decay.address().into(),
+            own: held.own.address().into(),
+            gates: held.gates.as_ref().map_or(0, Buffer::address).into(),
+            segments: tiling.segments.address().into(),
+            tiles: tiling.m_tiles.address().into(),
+            closed: self.past.as_ref().map_or(0, |past| past.closed.address()).into(),
+            tile_count: tiles,
+            heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            gate_stride: tiling.gate_stride,
+            window: self.attention.window(),
+            scale: spec.scale,
+            ..WallParams::default()
+        };
+        for block in self.past.iter().flat_map(|past| &past.blocks) {
+            let size = size_of::<T>();
+            let (far, bytes) = (held.far.address(), WALL_BLOCK * width * size);
+            let decay = held.decay.address() + (block.tile * width * 4) as u64;
+            // SAFETY: a closed block has these rows by the checks of the op, and its place is inside the buffers.
+            unsafe {
+                gpu.copy(far + (block.row * width * size) as u64, block.far, bytes)?;
+                gpu.copy(decay, block.decay, width * 4)?;
+            }
+        }
+        let grid = [tiles, heads, 1];
+        self.run((FORWARD, "wall_prepare"), grid, (THREADS, 0), params)?;
+        self.run((FORWARD, "wall_own_scores"), grid, (THREADS, 0), params)?;
+        Ok((held, params))
+    }
+
+    fn forward(&self) -> Result<attention::AttentionOut<T>> {
+        let heads = self.attention.spec.heads;
+        let tiling = self.attention.tiling(&self.tile(FORWARD))?;
+        let (o, lse) = self.attention.alloc_cleared_output(&tiling)?;
+        let blocks = Arc::new(self.attention.gpu.zeros::<i32>(4 * heads)?);
+        if tiling.m_tile_count > 0 {
+            let (_held, params) = self.prepare(&tiling)?;
+            let params = WallParams {
+                o: o.address().into(),
+                lse: lse.address().into(),
+                blocks: blocks.address().into(),
+                ..params
+            };
+            let tiled = (THREADS, self.tile(FORWARD).shared);
+            self.run((FORWARD, "wall_fwd"), [tiling.m_tile_count, heads, 1], tiled, params)?;
+        }
+        Ok(attention::AttentionOut { o, lse, tiles: blocks })
+    }
+
+    fn backward(
+        &self,
+        o: &Buffer<T>,
+        lse: &Buffer<f32>,
+        d_out: &Buffer<T>,
+    ) -> Result<Gradients<T>> {
+        let Attention { gpu, spec, inputs, .. } = &self.attention;
+        let config = self.tile(BACKWARD);
+        let tiling = self.attention.tiling(&config)?;
+        let grads = self.attention.alloc_cleared_gradients(&tiling, d_out)?;
+        let dlog_decays = gpu.zeros::<f32>(self.log_decays.len())?;
+        let (tiles, heads, kv_heads) = (tiling.m_tile_count, spec.heads, spec.kv_heads);
+        if tiles == 0 {
+            return Ok(Gradients { attention: grads, dlog_decays });
+        }
+        let (len, d) = (inputs.q.len(), spec.head_dim);
+        let rows = len / (heads * d);
+        // Rows outside of all segments are summed over heads, too.
+        let (dx, dfar) = (gpu.alloc::<f32>(len)?, gpu.zeros::<f32>(len)?);
+        let down = gpu.alloc::<f32>(heads * tiles * WALL_BLOCK * WALL_BLOCK)?;
+        let (delta, totals) =
+            (gpu.alloc::<f32>(rows * heads)?, gpu.alloc::<f64>(tiles * heads * d)?);
+        let column_sums = gpu.alloc::<f32>(heads * tiling.gate_stride)?;
+        let row_sums = gpu.alloc::<f32>(heads * tiles * WALL_BLOCK)?;
+        let (_held, params) = self.prepare(&tiling)?;
+        let params = WallParams {
+            o: o.address().into(),
+            lse: lse.address().into(),
+            d_out: d_out.address().into(),
+            dq: grads.dq.address().into(),
+            dk: grads.dk.address().into(),
+            dv: grads.dv.address().into(),
+            dx: dx.address().into(),
+            dfar: dfar.address().into(),
+            dlog_decays: dlog_decays.address().into(),
+            totals: totals.address().into(),
+            down: down.address().into(),
+            delta: delta.address().into(),
+            column_sums: column_sums.address().into(),
+            row_sums: row_sums.address().into(),
+            ..params
+        };
+        let run = |entry, grid, size| self.run((BACKWARD, entry), grid, size, params);
+        let (over_queries, tiled, rows_of) =
+            ([tiles, heads, 1], (THREADS, config.shared), (WARP, 0));
+        run("wall_delta", [rows, heads, 1], rows_of)?;
+        run("wall_bwd_keys", [tiles, kv_heads, portable_column_splits(d)], tiled)?;
+        run("wall_bwd_queries", over_queries, tiled)?;
+        run("wall_finish", [tiles, heads, d.div_ceil(WARP)], (THREADS, 0))?;
+        run("wall_sum_heads", [rows, kv_heads, 1], rows_of)?;
+        run("wall_decay_totals", over_queries, rows_of)?;
+        run("wall_decay_scan", [spec.segments.len(), heads, 1], rows_of)?;
+        run("wall_decay_gradient", over_queries, rows_of)?;
+        let sums = (&column_sums, &row_sums);
+        let gates = grads.dlog_gates.as_ref();
+        self.attention.gate_gradient_of_rows(&tiling, &config, sums, gates)?;
+        Ok(Gradients { attention: grads, dlog_decays })
+    }
+}

@@ -1,0 +1,199 @@
+// Wall attention, forward and backward, against the definition in f64.
+#include "wall.cu"
+#include "wall_bwd.cu"
+
+#if WIDE
+typedef float Element;
+constexpr double TOLERANCE = 2e-5;
+static Element narrow(double x) { return float(x); }
+#else
+typedef u16 Element;
+constexpr double TOLERANCE = 3e-2;
+static Element narrow(double x) { return float_to_bf16(float(x)); }
+#endif
+
+struct Problem {
+    std::vector<int> lengths;
+    int heads, kv_heads, d, window;
+    float rate;  // mean log decay of a step
+};
+
+// Everything that the kernels read and write.
+struct Memory {
+    std::vector<Element> q, k, v, d_out, o, x, far, dq, dk, dv;
+    std::vector<float> log_decays, log_gates, e, decay, own, down, lse, delta, dfar, dx, dlog_decays, column_sums, row_sums;
+    std::vector<float2> gates;
+    std::vector<double> totals, c;
+    std::vector<u64> blocks;
+    std::vector<Segment> segments;
+    std::vector<BlockRef> tiles;
+    int rows, tile_count, gate_stride;
+    float scale;
+};
+
+static std::vector<Element> elements(size_t count) {
+    std::vector<Element> all(count);
+    for (Element& x : all) x = narrow(number());
+    return all;
+}
+
+static Memory prepare(const Problem& t) {
+    Memory m;
+    m.rows = 0, m.gate_stride = 0;
+    for (size_t n = 0; n < t.lengths.size(); ++n) {
+        Segment s = {};
+        s.q_start = s.k_start = m.rows, s.q_len = s.k_len = t.lengths[n];
+        s.c_base = m.gate_stride, s.m_tile0 = s.n_tile0 = m.tiles.size();
+        for (int block = 0; block * 64 < t.lengths[n]; ++block) m.tiles.push_back(BlockRef{int(n), block});
+        m.segments.push_back(s);
+        m.rows += t.lengths[n], m.gate_stride += (t.lengths[n] + 127) / 128 * 128;
+    }
+    m.tile_count = m.tiles.size();
+    const size_t width = t.heads * t.d, kv_width = t.kv_heads * t.d;
+    m.q = elements(m.rows * width), m.d_out = elements(m.rows * width);
+    m.k = elements(m.rows * kv_width), m.v = elements(m.rows * kv_width);
+    for (size_t i = 0; i < m.rows * width; ++i) m.log_decays.push_back(-2.f * t.rate * (number() * 0.25f + 0.5f));
+    for (float& x : m.log_decays) x = fminf(x, 0.f);
+    for (int i = 0; i < m.rows * t.heads; ++i) m.log_gates.push_back(-0.1f * fabsf(number()));
+    m.gates.assign(t.heads * m.gate_stride, float2{NAN, NAN});
+    m.c.assign(m.rows * t.heads, 0.0);
+    for (const Segment& s : m.segments) {
+        for (int h = 0; h < t.heads; ++h) {
+            double sum = 0.0;
+            for (int i = 0; i < s.k_len; ++i) {
+                if (GATES) sum += m.log_gates[(s.k_start + i) * t.heads + h];
+                m.c[(s.k_start + i) * t.heads + h] = sum;
+                const double in_base_2 = sum * 1.4426950408889634;
+                const float high = in_base_2;
+                m.gates[h * m.gate_stride + s.c_base + i] = float2{high, float(in_base_2 - high)};
+            }
+        }
+    }
+    const Element blank = narrow(NAN);
+    for (auto* x : {&m.o, &m.x, &m.far, &m.dq}) x->assign(m.rows * width, blank);
+    for (auto* x : {&m.dk, &m.dv}) x->assign(m.rows * kv_width, blank);
+    for (auto* x : {&m.e, &m.dfar, &m.dx, &m.dlog_decays}) x->assign(m.rows * width, NAN);
+    for (auto* x : {&m.lse, &m.delta}) x->assign(m.rows * t.heads, NAN);
+    m.decay.assign(m.tile_count * width, NAN), m.totals.assign(m.tile_count * width, NAN);
+    for (auto* x : {&m.own, &m.down}) x->assign(size_t(t.heads) * m.tile_count * 4096, NAN);
+    m.column_sums.assign(t.heads * m.gate_stride, NAN), m.row_sums.assign(t.heads * m.tile_count * 64, NAN);
+    m.blocks.assign(2 * t.heads, 0);
+    m.scale = 1.f / sqrtf(t.d);
+    return m;
+}
+
+static void run(const Problem& t, Memory& m) {
+    WallParams p = {};
+    p.q = m.q.data(), p.k = m.k.data(), p.v = m.v.data(), p.log_decays = m.log_decays.data();
+    p.d_out = m.d_out.data(), p.o = m.o.data(), p.lse = m.lse.data(), p.delta = m.delta.data();
+    p.x = m.x.data(), p.far = m.far.data(), p.e = m.e.data(), p.decay = m.decay.data(), p.own = m.own.data(), p.down = m.down.data();
+    p.dq = m.dq.data(), p.dk = m.dk.data(), p.dv = m.dv.data(), p.dx = m.dx.data(), p.dfar = m.dfar.data();
+    p.dlog_decays = m.dlog_decays.data(), p.totals = m.totals.data();
+    p.column_sums = m.column_sums.data(), p.row_sums = m.row_sums.data(), p.blocks = m.blocks.data();
+    p.gates = m.gates.data(), p.segments = m.segments.data(), p.tiles = m.tiles.data();
+    p.tile_count = m.tile_count, p.heads = t.heads, p.kv_heads = t.kv_heads, p.head_dim = t.d;
+    p.gate_stride = m.gate_stride, p.window = t.window, p.scale = m.scale;
+    const unsigned tiles = m.tile_count, heads = t.heads, rows = m.rows, kv_heads = t.kv_heads;
+    launch({tiles, heads, 1}, THREADS, [&] { wall_prepare(p); });
+    launch({tiles, heads, 1}, THREADS, [&] { wall_own_scores(p); });
+    launch({tiles, heads, 1}, THREADS, [&] { wall_fwd(p); });
+    launch({rows, heads, 1}, 32, [&] { wall_delta(p); });
+    launch({tiles, kv_heads, COLUMN_SPLITS}, THREADS, [&] { wall_bwd_keys(p); });
+    launch({tiles, heads, 1}, THREADS, [&] { wall_bwd_queries(p); });
+    launch({tiles, heads, unsigned(t.d + CHANNELS - 1) / CHANNELS}, THREADS, [&] { wall_finish(p); });
+    launch({rows, kv_heads, 1}, 32, [&] { wall_sum_heads(p); });
+    launch({tiles, heads, 1}, 32, [&] { wall_decay_totals(p); });
+    launch({unsigned(m.segments.size()), heads, 1}, 32, [&] { wall_decay_scan(p); });
+    launch({tiles, heads, 1}, 32, [&] { wall_decay_gradient(p); });
+}
+
+static double wide(Element x) { return to_float(x); }
+
+// Norm of the difference over the norm of what is wanted, or over that of a vector of `floor`s.
+template <class T>
+static void compare(const char* what, const std::vector<T>& got, const std::vector<double>& want, double floor = 0.1) {
+    double difference = 0.0, norm = floor * floor * want.size();
+    for (size_t i = 0; i < want.size(); ++i) {
+        const double x = sizeof(T) == 2 ? bf16_to_float(u16(got[i])) : double(got[i]);
+        difference += (x - want[i]) * (x - want[i]), norm += want[i] * want[i];
+    }
+    const double error = sqrt(difference / norm);
+    if (!(error <= TOLERANCE)) printf("%s is off by %g\n", what, error), exit(1);
+}
+
+static void check(const Problem& t) {
+    Memory m = prepare(t);
+    run(t, m);
+    const int d = t.d, group = t.heads / t.kv_heads, width = t.heads * d, kv_width = t.kv_heads * d;
+    std::vector<double> o(m.rows * width), dq(o), decays(o), dk(m.rows * kv_width), dv(dk);
+    std::vector<double> columns(t.heads * m.gate_stride), rows(t.heads * m.tile_count * 64);
+    for (const Segment& s : m.segments) {
+        for (int h = 0; h < t.heads; ++h) {
+            std::vector<double> dg(s.k_len * d);
+            for (int i = 0; i < s.k_len; ++i) {
+                const int row = s.k_start + i, from = t.window ? max(0, i - t.window + 1) : 0;
+                std::vector<double> score(i + 1), factor((i + 1) * d, 1.0);
+                double top = -1e300, sum = 0.0, delta = 0.0;
+                for (int j = i; j >= from; --j) {
+                    const int key = s.k_start + j;
+                    double dot = 0.0;
+                    for (int c = 0; c < d; ++c) {
+                        if (j < i) {
+                            const double e = exp(double(m.log_decays[(key + 1) * width + h * d + c]));
+                            factor[j * d + c] = factor[(j + 1) * d + c] * e;
+                        }
+                        dot += wide(m.q[row * width + h * d + c]) * wide(m.k[key * kv_width + h / group * d + c]) *
+                               factor[j * d + c];
+                    }
+                    score[j] = dot * m.scale + m.c[row * t.heads + h] - m.c[key * t.heads + h];
+                    top = fmax(top, score[j]);
+                }
+                for (int j = from; j <= i; ++j) sum += exp(score[j] - top);
+                for (int j = from; j <= i; ++j) {
+                    score[j] = exp(score[j] - top) / sum;
+                    for (int c = 0; c < d; ++c) {
+                        o[row * width + h * d + c] += score[j] * wide(m.v[(s.k_start + j) * kv_width + h / group * d + c]);
+                    }
+                }
+                for (int c = 0; c < d; ++c) delta += wide(m.d_out[row * width + h * d + c]) * o[row * width + h * d + c];
+                for (int j = from; j <= i; ++j) {
+                    const int key = s.k_start + j, at = key * kv_width + h / group * d;
+                    double dp = 0.0;
+                    for (int c = 0; c < d; ++c) dp += wide(m.d_out[row * width + h * d + c]) * wide(m.v[at + c]);
+                    const double ds = score[j] * (dp - delta);
+                    columns[h * m.gate_stride + s.c_base + j] += ds;
+                    rows[(size_t(h) * m.tile_count + s.m_tile0) * 64 + i] += ds;
+                    for (int c = 0; c < d; ++c) {
+                        const double q = wide(m.q[row * width + h * d + c]), k = wide(m.k[at + c]);
+                        const double x = ds * m.scale * factor[j * d + c];
+                        dv[at + c] += score[j] * wide(m.d_out[row * width + h * d + c]);
+                        dk[at + c] += x * q, dq[row * width + h * d + c] += x * k;
+                        dg[i * d + c] += x * q * k, dg[j * d + c] -= x * q * k;
+                    }
+                }
+            }
+            for (int c = 0; c < d; ++c) {
+                double later = 0.0;
+                for (int i = s.k_len - 1; i >= 0; --i) {
+                    later += dg[i * d + c];
+                    decays[(s.k_start + i) * width + h * d + c] = i == 0 ? 0.0 : later;
+                }
+            }
+        }
+    }
+    compare("o", m.o, o), compare("dq", m.dq, dq), compare("dk", m.dk, dk), compare("dv", m.dv, dv);
+    compare("dlog_decays", m.dlog_decays, decays);
+    if (!GATES) return;
+    // Positions without a key are never written. The exact row sums are 0.
+    for (size_t i = 0; i < columns.size(); ++i) {
+        if (m.column_sums[i] != m.column_sums[i]) m.column_sums[i] = 0.f;
+    }
+    compare("column sums", m.column_sums, columns), compare("row sums", m.row_sums, rows, 1.0);
+}
+
+int main() {
+    check({{1, 70, 200}, 2, 1, HEAD_DIM - 24, 0, 0.05f});
+    check({{150}, 2, 2, HEAD_DIM, 0, 2.f});
+    check({{130}, 1, 1, 8, 0, 5.f});
+    check({{64, 129}, 2, 1, 16, 70, 0.f});
+}
