@@ -195,7 +195,7 @@ fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
         for case in cases::large_path_attention() {
             let build = || cases::path_attention_case(&case);
             if args.wants(&build()?.name) {
-                tally.check(&build()?, build()?, device, &reference, args.verbose)?;
+                tally.check(&build()?, build()?, device, &reference)?;
             }
         }
     }
