@@ -188,7 +188,7 @@ fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
         }
         for (case, again) in cases::large_wall().iter().zip(cases::large_wall()) {
             if args.wants(&case.name) {
-                tally.check(case, again, device, &reference, args.verbose)?;
+                tally.check(case, again, device, &reference)?;
             }
         }
     }
