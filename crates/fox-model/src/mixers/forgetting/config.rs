@@ -195,10 +195,7 @@ pub enum QkNorm {
 impl MixerConfig for ForgettingConfig {
     fn name(&self) -> &'static str {
         if self.mask == Mask::Bidirectional {
-            return match self.gate {
-                ForgetGate::None => "Transformer encoder",
-                _ => "FoX encoder",
-            };
+            return if self.gate.forgets() { "FoX encoder" } else { "Transformer encoder" };
         }
         match (self.weights, self.gate, self.k_shift) {
             (AttentionWeights::StickBreaking, ..) => "stick-breaking",
