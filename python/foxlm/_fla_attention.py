@@ -57,8 +57,11 @@ def parallel_attn(
     **kwargs,
 ):
     """Causal attention with the signature of flash-linear-attention: as `parallel_forgetting_attn`, gates optional. A
-    query with a window of 0 sees nothing, and gives 0."""
+    query with a window of 0 sees nothing, and gives 0. `g` may be above 0; on a GPU this is computed in float32, and
+    only outside of `torch.compile` and CUDA graphs."""
     _checks.no_more_arguments("parallel_attn", kwargs)
+    if window_size != 0 and _is_above_0(q, g):
+        return growing_attention(q, k, v, g, scale, window_size, cu_seqlens, sink_bias)
     if window_size == 0 and is_tensor(q):
         import torch
 
@@ -67,6 +70,31 @@ def parallel_attn(
     return forgetting_attention(
         q, k, v, g, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens, sink_bias=sink_bias
     )
+
+
+def _is_above_0(q, g):
+    """Whether a gate on a GPU is above 1, which the kernels there do not take. Waits for the GPU."""
+    if not is_tensor(g) or not g.is_cuda:
+        return False
+    import torch
+
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        return False
+    return is_tensor(q) and bool((g.detach() > 0).any())
+
+
+def growing_attention(q, k, v, g, scale=None, window=None, cu_seqlens=None, sink_bias=None):
+    """As `parallel_attn` with any `g`: sums of the gates are two more columns of queries and keys, in float32."""
+    import torch
+
+    _checks.tensors(q=q, k=k, v=v, g=g)
+    _checks.attention_shapes(q, k, v, g, False)
+    c = g.double().cumsum(1).float()[..., None]
+    k, v = (x.float().repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    wide = q.float() * (q.shape[3] ** -0.5 if scale is None else float(scale))
+    wide, k = torch.cat((wide, torch.ones_like(c), c), -1), torch.cat((k, -c, torch.ones_like(c)), -1)
+    o = forgetting_attention(wide, k, v, sm_scale=1.0, window=window, cu_seqlens=cu_seqlens, sink_bias=sink_bias)
+    return o.to(q.dtype)
 
 
 def attn_decoding_one_step(

@@ -7,6 +7,7 @@ strength of a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from . import _checks, _core
 from ._torch import LIBRARY, autocast, below_autograd, check, describe, entry, with_gradients, without_gradients
@@ -115,6 +116,35 @@ _scan = entry(_Scan, "scan")
 scan_backward = entry(_Backward, "scan_backward")
 
 
+# The widest keys and values of additive scans on a GPU.
+WIDEST = 128
+
+
+def split_scan(run, q, k, v, decay, write, skip, state, cu_seqlens, scale, keep_state):
+    """An additive scan of any width by `run`, which takes blocks of `WIDEST` columns: channels of keys and of values do
+    not mix, so every pair of blocks is a separate head, and outputs are summed over the blocks of keys."""
+    (rows, time, heads, value_dim), key_dim = v.shape, q.shape[3]
+    keys, values = -(-key_dim // WIDEST), -(-value_dim // WIDEST)
+    blocks = lambda x, count: pad(x, (0, count * WIDEST - x.shape[-1])).unflatten(-1, (count, WIDEST))
+    spread = lambda x, *shape: x.expand(*x.shape[:2], heads, keys, values, *shape).flatten(2, 4)
+    over_keys = lambda x: spread(blocks(x, keys)[:, :, :, :, None], WIDEST)
+    q, k = (over_keys(x.repeat_interleave(heads // x.shape[2], 2)) for x in (q, k))
+    parts = spread(blocks(v, values)[:, :, :, None], WIDEST)
+    if decay is not None:
+        decay = spread(decay[..., None, None, :], 1) if decay.shape[3] == 1 else over_keys(decay)
+    write = None if write is None else spread(write[..., None, None])
+    if state is not None:
+        room = (0, values * WIDEST - value_dim, 0, keys * WIDEST - key_dim)
+        state = pad(state, room).unflatten(3, (values, WIDEST)).unflatten(2, (keys, WIDEST))
+        state = state.transpose(3, 4).flatten(1, 3)
+    o, last = run(q, k, parts, decay, write, None, state, cu_seqlens, scale, False, keep_state)
+    o = o.unflatten(2, (heads, keys, values)).float().sum(3).flatten(3)[..., :value_dim].to(v.dtype)
+    if keep_state:
+        last = last.unflatten(1, (heads, keys, values)).transpose(3, 4)
+        last = last.flatten(4, 5).flatten(2, 3)[:, :, :key_dim, :value_dim]
+    return o if skip is None else o + (skip[:, None] * v).to(o.dtype), last
+
+
 def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
     """The recurrence with gradients; the last states only if `keep_state`."""
     q, k, v = autocast(q.device.type, q, k, v)
@@ -123,4 +153,6 @@ def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_stat
 
         return _float64.scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta)
     check(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
+    if q.is_cuda and not delta and max(q.shape[3], v.shape[3]) > WIDEST:
+        return split_scan(_scan, q, k, v, decay, write, skip, state, cu_seqlens, scale, keep_state)
     return _scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

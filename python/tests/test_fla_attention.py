@@ -84,3 +84,24 @@ def test_errors():
         foxlm.forgetting_attention(a, a, a, sink_bias=sink.detach().numpy())
     with pytest.raises(ValueError, match=r"x has shape \[2, 70, 4, 16\] and prev_weight \[4\]; they must fit"):
         foxlm.token_shift(q, sink, sink)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_gates_above_one_are_columns_of_keys(window):
+    from foxlm._fla_attention import growing_attention
+
+    q, k, v, g, sink = operands()
+    assert (g > 0).any()
+    d_out = torch.randn(2, 70, 4, 24, generator=torch.Generator().manual_seed(3))
+    want = naive(q, k, v, g, sink, 0.3, window)
+    wanted = torch.autograd.grad(want, (q, k, v, g, sink), d_out.double())
+    for op in (growing_attention, lambda q, k, v, g, scale, window, ends, sink: foxlm.parallel_attn(
+        q, k, v, g, scale, window, ends, sink_bias=sink)):  # fmt: skip
+        o = op(q, k, v, g, 0.3, window, None, sink)
+        torch.testing.assert_close(o, want.float(), atol=2e-5, rtol=2e-5)
+        for a, b in zip(torch.autograd.grad(o, (q, k, v, g, sink), d_out), wanted):
+            torch.testing.assert_close(a, b.float(), atol=2e-4, rtol=2e-4)
+    ends = torch.tensor([0, 30, 70])
+    packed = growing_attention(q[:1], k[:1], v[:1], g[:1], cu_seqlens=ends)
+    parts = [naive(*[x[:1, a:b] for x in (q, k, v, g)]) for a, b in ((0, 30), (30, 70))]
+    torch.testing.assert_close(packed, torch.cat(parts, 1).float(), atol=2e-5, rtol=2e-5)

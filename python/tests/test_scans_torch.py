@@ -297,6 +297,27 @@ def test_mamba_sequence_ids_start_again():
         foxlm.mamba_chunk_scan_combined(*one, -a.exp(), b[:1], c[:1], return_varlen_states=True)
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_wide_heads_are_split_into_blocks(by_channel, monkeypatch):
+    from foxlm import _scan_torch
+
+    monkeypatch.setattr(_scan_torch, "WIDEST", 16)
+    group, ends = (H, torch.tensor([0, 70, T])) if by_channel else (1, None)
+    n = 1 if by_channel else B
+    x = draw((n, T, group, K), (n, T, group, K), (n, T, H, V), (n, T, H, K if by_channel else 1), (n, T, H), (H,),
+             (2 if by_channel else B, H, K, V))  # fmt: skip
+
+    def run(scan, q, k, v, g, b, d, h):
+        return scan(q, k, v, -g.abs(), b.sigmoid(), d, h, ends, 0.3, *(() if scan is split else (False,)), True)
+
+    split = lambda *a: _scan_torch.split_scan(_scan_torch._scan, *a)
+    (o, last), (want, end) = run(split, *x), run(_scan_torch._scan, *x)
+    assert error(o, want) < 1e-6 and error(last, end) < 1e-6
+    grads = [torch.autograd.grad(a.square().sum() + s.square().sum(), x) for a, s in ((o, last), (want, end))]
+    for n, (a, b) in enumerate(zip(*grads)):
+        assert error(a, b) < 3e-5, n
+
+
 def test_kda_returns_states_of_chunks():
     q, k, v, g, b, h = (x.detach() for x in packed_kimi_delta_attention()[0])
     g, b, k, ends = -g.abs(), b.sigmoid(), k / K**0.5, [0, 40, T]

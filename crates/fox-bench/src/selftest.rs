@@ -154,6 +154,7 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
     for seed in 0..args.random {
         cases.push(cases::random_attention(seed)?);
         cases.push(cases::random_stick_breaking(seed)?);
+        cases.push(cases::random_path_attention(seed)?);
         cases.push(cases::random_scan(seed)?);
     }
     cases.retain(|case| args.wants(&case.name));
@@ -189,6 +190,12 @@ fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
         for (case, again) in cases::large_wall().iter().zip(cases::large_wall()) {
             if args.wants(&case.name) {
                 tally.check(case, again, device, &reference)?;
+            }
+        }
+        for case in cases::large_path_attention() {
+            let build = || cases::path_attention_case(&case);
+            if args.wants(&build()?.name) {
+                tally.check(&build()?, build()?, device, &reference)?;
             }
         }
     }

@@ -223,6 +223,8 @@ mod tests {
             v_shift: false,
             window: None,
             weights: AttentionWeights::Softmax,
+            transition: 0,
+            conv: None,
         }
     }
 

@@ -169,6 +169,8 @@ mod tests {
             v_shift: false,
             window,
             weights: AttentionWeights::Softmax,
+            transition: 0,
+            conv: None,
         })
     }
 

@@ -137,7 +137,9 @@ impl Cache {
         let count = caches.len();
         for layer in self.layers {
             let parts: Vec<LayerState> = match layer {
-                LayerState::Paged(state) => state.split().map(LayerState::Paged).collect(),
+                LayerState::Paged(state) => {
+                    state.split()?.into_iter().map(LayerState::Paged).collect()
+                }
                 LayerState::Recurrent(state) => {
                     state.split(count)?.into_iter().map(LayerState::Recurrent).collect()
                 }

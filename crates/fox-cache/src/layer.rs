@@ -23,11 +23,13 @@ pub enum LayerState {
 }
 
 impl LayerState {
-    /// The state of a recurrent layer.
+    /// The state of a recurrent layer, or of the convolution in an attention layer.
     pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
         match self {
+            LayerState::Rows(state) => state.conv(),
+            LayerState::Paged(state) => state.conv(),
             LayerState::Recurrent(state) => Some(state),
-            LayerState::Rows(_) | LayerState::Paged(_) | LayerState::Blocks(_) => None,
+            LayerState::Blocks(_) => None,
         }
     }
 

@@ -26,6 +26,8 @@
 //!     v_shift: true,
 //!     window: None,
 //!     weights: AttentionWeights::Softmax,
+//!     transition: 0,
+//!     conv: None,
 //! });
 //! // Keys, values, and a log gate per head.
 //! assert_eq!(layer.values_per_token(), 2 * 12 * 64 + 12);

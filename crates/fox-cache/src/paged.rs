@@ -14,12 +14,15 @@ use fox_tensor::{
 use crate::eviction::{EvictionRule, PagePolicy};
 use crate::meter::Lease;
 use crate::pages::LayerPages;
+use crate::recurrent::RecurrentState;
 use crate::spec::AttentionStateSpec;
 
 /// One attention layer of a batch of sequences.
 #[derive(Clone, Debug)]
 pub struct PagedState {
     sequences: Vec<PagedSequence>,
+    /// Of all sequences.
+    conv: Option<RecurrentState>,
     /// Log gates `[R, H]` of the step that are not part of the sums yet.
     staged_gates: Option<Tensor>,
 }
@@ -68,18 +71,34 @@ impl PagedState {
             rule: policy.rule(layer, spec.window, spec.gated),
             lease: policy.meter().lease(spec.last_bytes(device)),
         };
-        Ok(PagedState { sequences: vec![sequence], staged_gates: None })
+        let conv =
+            spec.conv_state().map(|conv| RecurrentState::new(&conv, 1, device)).transpose()?;
+        Ok(PagedState { sequences: vec![sequence], conv, staged_gates: None })
     }
 
     /// Appends the sequences of another state.
     pub(crate) fn extend(&mut self, other: PagedState) {
         self.sequences.extend(other.sequences);
+        if let (Some(conv), Some(other)) = (&mut self.conv, other.conv) {
+            conv.extend(other);
+        }
     }
 
     /// The states of the single sequences.
-    pub(crate) fn split(self) -> impl Iterator<Item = PagedState> {
-        let single = |sequence| PagedState { sequences: vec![sequence], staged_gates: None };
-        self.sequences.into_iter().map(single)
+    pub(crate) fn split(self) -> Result<Vec<PagedState>> {
+        let count = self.sequences.len();
+        let convs = self.conv.map(|conv| conv.split(count)).transpose()?;
+        let mut convs = convs.unwrap_or_default().into_iter();
+        let single = |sequence| PagedState {
+            sequences: vec![sequence],
+            conv: convs.next(),
+            staged_gates: None,
+        };
+        Ok(self.sequences.into_iter().map(single).collect())
+    }
+
+    pub(crate) fn conv(&mut self) -> Option<&mut RecurrentState> {
+        self.conv.as_mut()
     }
 
     /// The last raw key and value projections before the step, `[batch, H_kv * d]` each.
@@ -103,6 +122,28 @@ impl PagedState {
         &mut self,
         (k, v): (&Tensor, &Tensor),
         log_gates: Option<&Tensor>,
+        raw: (&Tensor, &Tensor),
+        segments: &Segments,
+    ) -> Result<()> {
+        self.append_rows((k, v), None, log_gates, raw, segments)
+    }
+
+    /// [`PagedState::append`] of keys with transitions `[R, H_kv * transition]`, whose layer has no token shift.
+    pub fn append_with(
+        &mut self,
+        keys: (&Tensor, &Tensor),
+        transitions: &Tensor,
+        log_gates: Option<&Tensor>,
+        segments: &Segments,
+    ) -> Result<()> {
+        self.append_rows(keys, Some(transitions), log_gates, keys, segments)
+    }
+
+    fn append_rows(
+        &mut self,
+        (k, v): (&Tensor, &Tensor),
+        transitions: Option<&Tensor>,
+        log_gates: Option<&Tensor>,
         (uk, uv): (&Tensor, &Tensor),
         segments: &Segments,
     ) -> Result<()> {
@@ -110,7 +151,7 @@ impl PagedState {
             if s.q_len == 0 {
                 continue;
             }
-            let new = NewKeys { k, v, log_gates, row: s.q_start, count: s.q_len };
+            let new = NewKeys { k, v, transitions, log_gates, row: s.q_start, count: s.q_len };
             sequence.pages.append(&new, s.offset())?;
             for (last, u) in [(&mut sequence.last_uk, uk), (&mut sequence.last_uv, uv)] {
                 if let Some(last) = last {
@@ -225,6 +266,7 @@ impl PagedState {
     /// Discards a failed step; `lens` are the tokens of each sequence.
     pub(crate) fn discard(&mut self, lens: &[usize]) {
         self.staged_gates = None;
+        self.conv.iter_mut().for_each(RecurrentState::discard);
         for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
             sequence.staged_sums.clone_from(&sequence.sums);
             sequence.pages.truncate(len);
@@ -237,6 +279,7 @@ impl PagedState {
     /// Makes a successful step part of the past and evicts forgotten pages.
     pub(crate) fn commit(&mut self) {
         self.staged_gates = None;
+        self.conv.iter_mut().for_each(RecurrentState::commit);
         for sequence in &mut self.sequences {
             for last in [&mut sequence.last_uk, &mut sequence.last_uv].into_iter().flatten() {
                 if let Some(staged) = last.staged.take() {

@@ -31,7 +31,8 @@ impl RecurrentState {
         };
         Ok(RecurrentState {
             convs: spec.convs.iter().map(conv).collect::<Result<_>>()?,
-            scan: device.zeros([batch, spec.scan], DType::F32)?,
+            // A layer with convolutions alone has an unused element.
+            scan: device.zeros([batch, spec.scan.max(1)], DType::F32)?,
             staged_convs: vec![None; spec.convs.len()],
             staged_scan: None,
             others: Vec::new(),

@@ -2,6 +2,7 @@
 
 use fox_tensor::{DType, Device, Result, Segments, Tensor};
 
+use crate::recurrent::RecurrentState;
 use crate::spec::AttentionStateSpec;
 
 /// One attention layer of a batch of sequences.
@@ -9,7 +10,9 @@ use crate::spec::AttentionStateSpec;
 pub struct RowState {
     k: Tensor,
     v: Tensor,
+    transitions: Option<Tensor>,
     log_gates: Option<Tensor>,
+    conv: Option<RecurrentState>,
     last_uk: Option<Tensor>,
     last_uv: Option<Tensor>,
     staged_uk: Option<Tensor>,
@@ -30,6 +33,13 @@ impl RowState {
         Ok(RowState {
             k: zeros(rows)?,
             v: zeros(rows)?,
+            transitions: (spec.transition > 0)
+                .then(|| device.zeros([rows, spec.transitions()], DType::F32))
+                .transpose()?,
+            conv: spec
+                .conv_state()
+                .map(|conv| RecurrentState::new(&conv, batch, device))
+                .transpose()?,
             log_gates: spec
                 .gated
                 .then(|| device.zeros([rows, spec.heads], DType::F32))
@@ -49,6 +59,15 @@ impl RowState {
     /// Values after the shift `[batch * capacity, H_kv * d]`.
     pub fn values(&self) -> &Tensor {
         &self.v
+    }
+
+    /// Transitions between keys `[batch * capacity, H_kv * transition]`.
+    pub fn transitions(&self) -> Option<&Tensor> {
+        self.transitions.as_ref()
+    }
+
+    pub(crate) fn conv(&mut self) -> Option<&mut RecurrentState> {
+        self.conv.as_mut()
     }
 
     /// Log forget gates `[batch * capacity, H]`.
@@ -80,8 +99,23 @@ impl RowState {
         }
     }
 
+    /// [`RowState::append`] of keys with transitions `[R, H_kv * transition]`, whose layer has no token shift.
+    pub fn append_with(
+        &mut self,
+        keys: (&Tensor, &Tensor),
+        transitions: &Tensor,
+        log_gates: Option<&Tensor>,
+        segments: &Segments,
+    ) -> Result<()> {
+        if let Some(all) = &mut self.transitions {
+            write_rows(transitions, all, segments)?;
+        }
+        self.append(keys, log_gates, keys, segments)
+    }
+
     pub(crate) fn discard(&mut self) {
         (self.staged_uk, self.staged_uv) = (None, None);
+        self.conv.iter_mut().for_each(RecurrentState::discard);
     }
 
     pub(crate) fn commit(&mut self) {
@@ -92,16 +126,19 @@ impl RowState {
                 *last = Some(staged);
             }
         }
+        self.conv.iter_mut().for_each(RecurrentState::commit);
     }
 
     /// The rows of all tensors, for [`RowState::set_rows`].
     pub(crate) fn map_rows(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Rows> {
         let log_gates = self.log_gates.as_ref().map(&f).transpose()?;
-        Ok(Rows { k: f(&self.k)?, v: f(&self.v)?, log_gates })
+        let transitions = self.transitions.as_ref().map(&f).transpose()?;
+        Ok(Rows { k: f(&self.k)?, v: f(&self.v)?, transitions, log_gates })
     }
 
     pub(crate) fn set_rows(&mut self, rows: Rows) {
-        (self.k, self.v, self.log_gates) = (rows.k, rows.v, rows.log_gates);
+        (self.k, self.v) = (rows.k, rows.v);
+        (self.transitions, self.log_gates) = (rows.transitions, rows.log_gates);
     }
 }
 
@@ -109,6 +146,7 @@ impl RowState {
 pub(crate) struct Rows {
     k: Tensor,
     v: Tensor,
+    transitions: Option<Tensor>,
     log_gates: Option<Tensor>,
 }
 

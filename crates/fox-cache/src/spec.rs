@@ -32,6 +32,10 @@ pub struct AttentionStateSpec {
     pub window: Option<usize>,
     /// How scores become weights.
     pub weights: AttentionWeights,
+    /// Values per key and key head of the transition between keys, e.g. a reflection; 0 without.
+    pub transition: usize,
+    /// A short convolution in front of the transitions.
+    pub conv: Option<ConvStateSpec>,
 }
 
 /// Sizes of the decode state of a recurrent layer, per sequence.
@@ -68,7 +72,8 @@ impl StateSpec {
     pub fn values_per_token(&self) -> usize {
         match self {
             StateSpec::Attention(spec) => {
-                2 * spec.width() + if spec.gated { spec.heads } else { 0 }
+                let gates = if spec.gated { spec.heads } else { 0 };
+                2 * spec.width() + spec.transitions() + gates
             }
             StateSpec::Recurrent(_) => 0,
             StateSpec::Blocks(spec) => spec.block.div_ceil(PAGE),
@@ -78,7 +83,10 @@ impl StateSpec {
     /// Values per sequence, independent of its length.
     pub fn values_per_sequence(&self) -> usize {
         match self {
-            StateSpec::Attention(spec) => spec.shifts() * spec.width(),
+            StateSpec::Attention(spec) => {
+                let conv = spec.conv_state().map_or(0, |conv| conv.values());
+                spec.shifts() * spec.width() + conv
+            }
             StateSpec::Recurrent(spec) => spec.values(),
             StateSpec::Blocks(spec) => PAGE * spec.row,
         }
@@ -94,7 +102,18 @@ impl AttentionStateSpec {
     /// What pages of such a layer have in common.
     pub fn page_shape(&self) -> PageShape {
         let group = if self.gated { self.heads / self.kv_heads } else { 0 };
-        PageShape { kv_heads: self.kv_heads, head_dim: self.head_dim, group }
+        let transition = self.transition;
+        PageShape { kv_heads: self.kv_heads, head_dim: self.head_dim, group, transition }
+    }
+
+    /// Width of a row of transitions.
+    pub fn transitions(&self) -> usize {
+        self.kv_heads * self.transition
+    }
+
+    /// The state of the convolution.
+    pub(crate) fn conv_state(&self) -> Option<RecurrentStateSpec> {
+        self.conv.map(|conv| RecurrentStateSpec { convs: vec![conv], scan: 0 })
     }
 
     /// How many of keys and values are shifted.
@@ -102,9 +121,10 @@ impl AttentionStateSpec {
         usize::from(self.k_shift) + usize::from(self.v_shift)
     }
 
-    /// Bytes of the last raw projections of one sequence.
+    /// Bytes of the last raw projections of one sequence, those of the convolution included.
     pub(crate) fn last_bytes(&self, device: &Device) -> usize {
-        self.shifts() * self.width() * device.backend().caps().activation_type.size()
+        let conv = self.conv_state().map_or(0, |conv| conv.bytes());
+        self.shifts() * self.width() * device.backend().caps().activation_type.size() + conv
     }
 }
 
@@ -148,6 +168,8 @@ mod tests {
             v_shift: false,
             window: None,
             weights: AttentionWeights::Softmax,
+            transition: 0,
+            conv: None,
         };
         let plain = AttentionStateSpec { gated: false, k_shift: false, ..spec.clone() };
         let values = |spec: AttentionStateSpec| {

@@ -13,7 +13,14 @@ use fox_tensor::{Device, NewKeys, PAGE, PageShape, PagedKeys, PagedSpec, write_p
 fn pages_of(case: &PagedCase, sequence: &PagedSequence, device: &Device) -> LayerPages {
     let mut pages = LayerPages::new(case.shape(), &CacheMeter::default());
     let (k, v, gates) = case.tensors(sequence, device).unwrap();
-    let new = NewKeys { k: &k, v: &v, log_gates: gates.as_ref(), row: 0, count: k.rows() };
+    let new = NewKeys {
+        k: &k,
+        v: &v,
+        transitions: None,
+        log_gates: gates.as_ref(),
+        row: 0,
+        count: k.rows(),
+    };
     pages.append(&new, 0).unwrap();
     if gates.is_some() {
         pages.write_sums(0, k.rows(), &sequence.sums);
@@ -74,10 +81,11 @@ fn shared_pages_are_copied_before_they_are_written() {
     let rows = |x: f32| device.full([100, 8], x).unwrap();
     let append = |pages: &mut LayerPages, x: f32, count: usize, len: usize| {
         let rows = rows(x);
-        let new = NewKeys { k: &rows, v: &rows, log_gates: None, row: 0, count };
+        let new = NewKeys { k: &rows, v: &rows, transitions: None, log_gates: None, row: 0, count };
         pages.append(&new, len).unwrap();
     };
-    let mut first = LayerPages::new(PageShape { kv_heads: 1, head_dim: 8, group: 0 }, &meter);
+    let mut first =
+        LayerPages::new(PageShape { kv_heads: 1, head_dim: 8, group: 0, transition: 0 }, &meter);
     append(&mut first, 1.0, 100, 0);
     let page = meter.bytes() / 2;
     let mut second = first.clone();
@@ -103,10 +111,10 @@ fn shared_pages_are_copied_before_they_are_written() {
 fn shared_pages_are_not_written() {
     let device = Device::naive();
     let meter = CacheMeter::default();
-    let shape = PageShape { kv_heads: 1, head_dim: 8, group: 0 };
+    let shape = PageShape { kv_heads: 1, head_dim: 8, group: 0, transition: 0 };
     let mut pages = LayerPages::new(shape, &meter);
     let rows = device.full([1, 8], 1.0).unwrap();
-    let new = NewKeys { k: &rows, v: &rows, log_gates: None, row: 0, count: 1 };
+    let new = NewKeys { k: &rows, v: &rows, transitions: None, log_gates: None, row: 0, count: 1 };
     pages.append(&new, 0).unwrap();
     let _other = pages.clone();
     // Without `reserve`, which would have made a copy.
@@ -116,7 +124,7 @@ fn shared_pages_are_not_written() {
 
 #[test]
 fn free_pages_are_reused() {
-    let shape = PageShape { kv_heads: 2, head_dim: 8, group: 1 };
+    let shape = PageShape { kv_heads: 2, head_dim: 8, group: 1, transition: 0 };
     for (device, again) in
         [(Device::new(Naive::with_optional_ops()), true), (Device::naive(), false)]
     {

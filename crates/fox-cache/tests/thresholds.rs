@@ -29,6 +29,8 @@ fn thresholds(q: Source<'_>, k: Source<'_>) -> Vec<f64> {
         v_shift: false,
         window: None,
         weights: AttentionWeights::Softmax,
+        transition: 0,
+        conv: None,
     };
     let bounds = logit_bounds(&spec, q, k).unwrap();
     let policy = PagePolicy::forgetting(&[bounds], LOG_TOLERANCE, MAX_CONTEXT);

@@ -11,7 +11,7 @@ impl GateOps for Cpu {
         check_log_gate_fwd(self, inputs)?;
         let (z, bias) = (inputs.z.map(|x| self.real(x)), inputs.bias.map(|x| self.real(x)));
         self.produce([inputs.rows, inputs.heads], inputs.device, |y| {
-            forward(z, bias, inputs.heads, y);
+            forward(z, bias, inputs.heads, inputs.factor, y);
         })
     }
 
@@ -19,7 +19,9 @@ impl GateOps for Cpu {
         check_log_gate_bwd(self, dy, inputs)?;
         let (z, bias) = (inputs.z.map(|x| self.real(x)), inputs.bias.map(|x| self.real(x)));
         let data = self.real(dy);
-        self.produce(dy.shape(), dy.device(), |dz| backward(data, z, bias, inputs.heads, dz))
+        self.produce(dy.shape(), dy.device(), |dz| {
+            backward(data, z, bias, inputs.heads, inputs.factor, dz);
+        })
     }
 }
 
@@ -28,23 +30,30 @@ fn log_sigmoid(x: f32) -> f32 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
 
-/// `y[R, H] = logsigmoid(z + bias)`.
-fn forward(z: Option<&[f32]>, bias: Option<&[f32]>, heads: usize, y: &mut [f32]) {
+/// `y[R, H] = factor logsigmoid(z + bias)`.
+fn forward(z: Option<&[f32]>, bias: Option<&[f32]>, heads: usize, factor: f32, y: &mut [f32]) {
     let step = rows_per_task(heads) / 8 + 1;
     y.par_chunks_mut(step * heads).enumerate().for_each(|(at, y)| {
         for (n, y) in y.iter_mut().enumerate() {
-            *y = log_sigmoid(logit(z, bias, at * step * heads + n, heads));
+            *y = factor * log_sigmoid(logit(z, bias, at * step * heads + n, heads));
         }
     });
 }
 
-/// `dz[R, H] = dy * sigmoid(-(z + bias))`.
-fn backward(dy: &[f32], z: Option<&[f32]>, bias: Option<&[f32]>, heads: usize, dz: &mut [f32]) {
+/// `dz[R, H] = factor * dy * sigmoid(-(z + bias))`.
+fn backward(
+    dy: &[f32],
+    z: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    heads: usize,
+    factor: f32,
+    dz: &mut [f32],
+) {
     let step = rows_per_task(heads) / 8 + 1;
     dz.par_chunks_mut(step * heads).enumerate().for_each(|(at, dz)| {
         for (n, dz) in dz.iter_mut().enumerate() {
             let i = at * step * heads + n;
-            *dz = dy[i] / (1.0 + logit(z, bias, i, heads).exp());
+            *dz = factor * dy[i] / (1.0 + logit(z, bias, i, heads).exp());
         }
     });
 }

@@ -3,7 +3,7 @@
 //! - `simd`: one vector trait for AVX-512, AVX2, NEON and plain Rust, chosen at run time.
 //! - `pool`: cache-aligned memory that is reused from step to step.
 //! - `rows`, `shared`: division of rows into tasks, and concurrent writes to one result.
-//! - the others: one op each, `impl XOps for Cpu` and its kernels; stick-breaking and paged attention are in `attention`.
+//! - the others: one op each, `impl XOps for Cpu` and its kernels; stick-breaking, PaTH and paged attention are in `attention`.
 //!
 //! Work is divided into tasks by shape alone and partial sums are added in a fixed order, so results are bit-exact from
 //! run to run and for any number of threads.
@@ -60,6 +60,7 @@ mod loss;
 mod norm;
 mod orthogonalize;
 mod pool;
+mod reflection;
 mod rope;
 mod rows;
 mod scan;

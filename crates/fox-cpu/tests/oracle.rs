@@ -54,6 +54,12 @@ fn random_stick_breaking() {
 }
 
 #[test]
+fn random_path_attention() {
+    let cases: Vec<_> = (0..100).map(|seed| cases::random_path_attention(seed).unwrap()).collect();
+    check(&cases, Level::detect());
+}
+
+#[test]
 fn random_scans() {
     let cases: Vec<_> = (0..200).map(|seed| cases::random_scan(seed).unwrap()).collect();
     check(&cases, Level::detect());
@@ -65,5 +71,8 @@ fn random_scans() {
 fn large_attention() {
     for description in cases::large_attention() {
         check(&[description.build().unwrap()], Level::detect());
+    }
+    for description in cases::large_path_attention() {
+        check(&[cases::path_attention_case(&description).unwrap()], Level::detect());
     }
 }

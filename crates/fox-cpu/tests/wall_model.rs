@@ -1,21 +1,7 @@
-//! Models with Wall attention on the CPU: the reference dumps, and decoding.
+//! Models with Wall attention on the CPU: decoding keeps its bits.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::path::Path;
-
-use fox_model::{
-    ForwardOptions, Model, ModelConfig, PagePolicy, Tolerances, WallConfig, verify_dump,
-};
-
-#[test]
-fn dumps_verify_in_f32() {
-    for name in ["wall", "wall_scalar_gqa", "wall_window"] {
-        let dump = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-        let report = verify_dump(&dump, &fox_cpu::device(), &Tolerances::default()).unwrap();
-        let failed: Vec<_> = report.checks.iter().filter(|check| !check.passed()).collect();
-        assert!(failed.is_empty(), "{name}: {failed:#?}");
-    }
-}
+use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy, WallConfig};
 
 fn tokens(count: usize) -> Vec<i32> {
     (0..count).map(|t| ((t * 7 + t / 3 * 5) % 20) as i32).collect()

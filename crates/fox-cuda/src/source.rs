@@ -58,7 +58,9 @@ const SHARED: &[(&str, &str)] = shared!(
     "ptx.cuh",
     "real.cuh",
     "scan.cuh",
+    "tiles.cuh",
     "tma.cuh",
+    "triangular.cuh",
     "wgmma.cuh"
 );
 

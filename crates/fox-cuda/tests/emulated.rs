@@ -1,4 +1,5 @@
-//! The kernels of decode steps and of Wall attention on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
+//! The kernels of decode steps, of PaTH and of Wall attention on a CPU: compiled by the host's C++ compiler, with the
+//! threads of a block as fibers
 //! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
@@ -6,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fox_cuda::{Generation, Source};
+use fox_cuda::{Generation, Source, variants as all_variants};
 
 /// The compiler, if there is one, on a system whose C library has what fibers need.
 fn compiler() -> Option<&'static str> {
@@ -27,7 +28,7 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{program}"));
     std::fs::create_dir_all(&folder).unwrap();
     let mut all: Vec<Source> =
-        fox_cuda::variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
+        all_variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
     all.retain(|source| sources.contains(&source.name));
     all.sort_by_key(|source| source.name);
     all.dedup();
@@ -36,7 +37,7 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
         // NVRTC's way to say this, and the one of others.
         let text =
             text.replace("__INTADDR__(&((type*)0)->field)", "__builtin_offsetof(type, field)");
-        std::fs::write(folder.join(name), text).unwrap();
+        std::fs::write(folder.join(&name), guarded(&name, &text)).unwrap();
     }
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
     for name in ["ptx.cuh", "mma.cuh", "tma.cuh", "wgmma.cuh"] {
@@ -67,6 +68,30 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
         printed.push(words.into_owned());
     }
     printed
+}
+
+/// A header that a program can include again, in another namespace, after it has undefined `GUARD_` and its name.
+fn guarded(name: &str, text: &str) -> String {
+    let Some(name) = name.strip_suffix(".cuh") else { return text.to_owned() };
+    match text.split_once("#pragma once") {
+        Some((before, after)) => {
+            format!("{before}#ifndef GUARD_{name}\n#define GUARD_{name}{after}\n#endif\n")
+        }
+        None => text.to_owned(),
+    }
+}
+
+#[test]
+fn path_attention_matches_its_definition() {
+    let variants = [(64, 1), (64, 0), (128, 1), (128, 0)];
+    let defines = |(width, bf16): (usize, i32)| {
+        let own = |d: &String| d == &format!("HEAD_DIM={width}") || d == &format!("BF16={bf16}");
+        let found = all_variants(Generation::Hopper).into_iter().find(|(source, d)| {
+            source.name == "path_walk" && d.iter().filter(|d| own(d)).count() == 2
+        });
+        found.unwrap().1.join(" ")
+    };
+    run("path", &["path_prepare", "path_walk", "path_bwd"], &variants.map(defines));
 }
 
 #[test]

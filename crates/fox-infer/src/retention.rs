@@ -63,6 +63,8 @@ mod tests {
             v_shift: false,
             window: None,
             weights: AttentionWeights::Softmax,
+            transition: 0,
+            conv: None,
         };
         let cost = SequenceCost::new([StateSpec::Attention(spec)], PAGE, &fox_cpu::device());
         let estimate = RetentionEstimate { fraction: 0.5, observed: 1 };

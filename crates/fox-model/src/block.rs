@@ -95,6 +95,11 @@ impl Block {
         Ok(BlockOutput { h, delta, tiles: mixed.tiles })
     }
 
+    /// The mixer and the weights of the norm in front of it.
+    pub fn mixer(&self) -> (&dyn Mixer, ParamId) {
+        (&*self.mixer, self.mixer_norm)
+    }
+
     /// See [`Mixer::gate_biases`](crate::mixers::Mixer::gate_biases).
     pub fn gate_biases(&self, time: DecayTime) -> Vec<(ParamId, Vec<f32>)> {
         self.mixer.gate_biases(time)

@@ -66,6 +66,7 @@ pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
 pub use mixers::kda::KdaConfig;
 pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
+pub use mixers::path::{PathConfig, PathConv};
 pub use mixers::wall::WallConfig;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, ForwardOutput, Model, Pooling, Pruning, TokenDecoder, TokenLoss};

@@ -39,10 +39,10 @@ impl Model {
             return Err(TensorError::argument("page_policy", detail).into());
         }
         let bounds = self
-            .attention_layers()
+            .mixers()
             .zip(self.config().state_specs())
             .map(|(layer, spec)| match (layer, spec) {
-                (Some((mixer, norm)), StateSpec::Attention(shape)) => {
+                ((mixer, norm), StateSpec::Attention(shape)) => {
                     mixer.logit_bounds(&shape, self.params(), norm)
                 }
                 _ => Ok(None),
@@ -54,7 +54,7 @@ impl Model {
 
 impl ForgettingLayer {
     /// Per query head, what no `|q . k| / sqrt(d)` exceeds. `norm` are the weights of the block's norm.
-    fn logit_bounds(
+    pub(crate) fn logit_bounds(
         &self,
         shape: &AttentionStateSpec,
         params: &Parameters,

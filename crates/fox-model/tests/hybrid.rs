@@ -37,7 +37,7 @@ fn rejects_invalid_patterns() {
     assert_eq!(
         refused(r#"["fox", "window"]"#),
         "config.json: `mixers` names `window`, which is not a mixer; the mixers are fox, attention, window:N, \
-         gated-delta-net, kda, wall, mamba2, mamba1"
+         path, path-fox, gated-delta-net, kda, wall, mamba2, mamba1"
     );
     assert_eq!(
         refused(r#"["fox", "fox", "fox", "fox", "fox", "fox", "mamba2"]"#),
@@ -85,10 +85,13 @@ fn mlp_ratios_belong_to_their_layers() {
 fn hybrids_round_trip_through_files() {
     let device = Device::naive();
     let folder = tempfile::tempdir().unwrap();
-    for (i, mixers) in
-        [r#"["fox", "window:16", "gated-delta-net"]"#, r#"["mamba1", "attention", "mamba2"]"#]
-            .into_iter()
-            .enumerate()
+    for (i, mixers) in [
+        r#"["fox", "window:16", "gated-delta-net"]"#,
+        r#"["mamba1", "attention", "mamba2"]"#,
+        r#"["path", "path-fox", "fox"]"#,
+    ]
+    .into_iter()
+    .enumerate()
     {
         let model = Model::init(&parse(mixers).unwrap(), 7, &device).unwrap();
         let options = WriteOptions::for_model(model.config());

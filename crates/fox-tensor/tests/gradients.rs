@@ -95,6 +95,11 @@ fn stick_breaking_random() {
 }
 
 #[test]
+fn path_attention_random() {
+    (0..15).map(|seed| cases::random_path_attention(seed).unwrap()).for_each(check);
+}
+
+#[test]
 fn prepare_heads() {
     check_all(|name| name.starts_with(APART[3]));
 }

@@ -149,6 +149,8 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         return Ok(Outcome { model, tokenizer: data.tokenizer, summary });
     }
     recipe.give_teacher(&mut model)?;
+    // Generated data have no end.
+    let has_epochs = recipe.data.path.is_some() || recipe.data.messages.is_some();
     let start = Start {
         recipe: recipe.name.clone(),
         parameters: model.params().count(),
@@ -161,7 +163,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         link: group.link_speed(&spec.device)?,
         exchange,
         data: identity,
-        epoch_tokens: recipe.data.path.as_ref().map(|_| data.epoch_tokens(recipe)).transpose()?,
+        epoch_tokens: has_epochs.then(|| data.epoch_tokens(recipe)).transpose()?,
     };
     let records = match folder {
         None => None,

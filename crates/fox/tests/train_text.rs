@@ -172,6 +172,7 @@ fn trains_on_conversations() {
     let first = train(dir.path(), &["--data", "chats.jsonl"], None);
     let words = succeeds(&first);
     assert!(words.contains("chats.jsonl has conversations: 57 to train on"), "{words}");
+    assert!(words.contains("epochs: "), "{words}");
     assert!(words.contains("auto-selected recipe tiny-fox-pro"), "{words}");
     let printed = String::from_utf8_lossy(&first.stdout).into_owned();
     assert!(

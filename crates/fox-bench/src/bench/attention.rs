@@ -399,7 +399,7 @@ mod tests {
             let line = format!("{sizes}{options}");
             let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
             let spec = args.spec(2, 150);
-            let x = Operands::new(&device, &spec, 300, !args.no_gates).unwrap();
+            let x = Operands::new(&device, &spec, 300, &args).unwrap();
             let mut measured = forward_backward(&device, &x, &spec, 1).unwrap();
             let error = check_sampled(&device, &args, &x, &measured).unwrap();
             assert!(error > 0.0 && error < 1e-4, "{options}: {error:e}");

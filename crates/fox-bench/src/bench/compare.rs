@@ -56,7 +56,7 @@ impl Args {
         let wide = (heads / 2).max(1);
         let (off, acp) = (Pruning::Off, Pruning::Tolerance(-10.0));
         type Build = fn(usize, usize, usize) -> ModelConfig;
-        let list: [(_, Build, _, _, _); 14] = [
+        let list: [(_, Build, _, _, _); 17] = [
             ("FoX (Pro)", ModelConfig::fox_pro, layers, heads, off),
             ("FoX (Pro), pruned", ModelConfig::fox_pro, layers, heads, acp),
             ("FoX (LLaMA)", ModelConfig::fox_llama, layers, heads, off),
@@ -71,6 +71,9 @@ impl Args {
                 heads,
                 acp,
             ),
+            ("PaTH", ModelConfig::path, layers, heads, off),
+            ("PaTH-FoX", ModelConfig::path_fox, layers, heads, off),
+            ("PaTH-FoX, pruned", ModelConfig::path_fox, layers, heads, acp),
             ("Wall", ModelConfig::wall, layers, heads, off),
             ("Wall with gates", ModelConfig::wall_scalar, layers, heads, off),
             ("DeltaNet", ModelConfig::delta_net, layers, wide, off),

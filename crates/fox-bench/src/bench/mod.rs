@@ -6,6 +6,7 @@ mod compare;
 mod decode;
 mod greedy;
 mod hybrid;
+mod path;
 mod sampled;
 mod throughput;
 mod train;
@@ -35,6 +36,7 @@ pub struct Args {
 #[derive(Subcommand)]
 enum Benchmark {
     Attention(attention::Args),
+    Path(path::Args),
     Train(train::Args),
     Hybrid(hybrid::Args),
     Decode(decode::Args),
@@ -50,6 +52,7 @@ enum Benchmark {
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.benchmark {
         Benchmark::Attention(args) => attention::run(args),
+        Benchmark::Path(args) => path::run(args),
         Benchmark::Train(args) => train::run(args),
         Benchmark::Hybrid(args) => hybrid::run(args),
         Benchmark::Decode(args) => decode::run(args),

@@ -18,6 +18,8 @@ pub fn attention(heads: usize, kv_heads: usize, gated: bool, window: Option<usiz
         v_shift: false,
         window,
         weights: AttentionWeights::Softmax,
+        transition: 0,
+        conv: None,
     })
 }
 

@@ -12,6 +12,7 @@ mod decode;
 mod forward;
 mod gather;
 mod paged;
+mod path;
 mod stick;
 mod tile;
 mod visits;

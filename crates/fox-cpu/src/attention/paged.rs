@@ -43,6 +43,7 @@ impl PagedOps for Cpu {
     ) -> Result<Tensor> {
         check_paged_attention(self, q, keys, spec)?;
         match spec.weights {
+            AttentionWeights::Softmax if spec.reflected => gathered_attention(q, keys, spec),
             AttentionWeights::Softmax => self.run(|| forward(self, q, keys, spec)),
             AttentionWeights::StickBreaking => gathered_attention(q, keys, spec),
         }

@@ -36,6 +36,23 @@ impl<'a> Matrix<'a> {
             ..self
         }
     }
+
+    /// Copies a matrix that is not transposed to row-major `[rows, cols]`.
+    pub fn copy_to(&self, out: &mut [f32]) {
+        self.each_row(out, |row, out| out.copy_from_slice(row));
+    }
+
+    /// Adds a matrix that is not transposed to row-major `[rows, cols]`.
+    pub fn add_to(&self, out: &mut [f32]) {
+        self.each_row(out, |row, out| out.iter_mut().zip(row).for_each(|(y, x)| *y += x));
+    }
+
+    fn each_row(&self, out: &mut [f32], f: impl Fn(&[f32], &mut [f32])) {
+        assert!(self.col_stride == 1 && out.len() == self.rows * self.cols);
+        for (r, out) in out.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            f(&self.data[r * self.row_stride..][..self.cols], out);
+        }
+    }
 }
 
 /// `c = a b`, or `c += a b` with `add`; `c` is row-major.

@@ -23,7 +23,9 @@ mod norm;
 mod orthogonalize;
 pub(crate) mod packed;
 pub(crate) mod paged;
+pub(crate) mod path;
 mod recompute;
+mod reflection;
 pub(crate) mod scan;
 mod sink;
 mod stick;
@@ -54,6 +56,8 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
         orthogonalize::variants,
         packed::variants,
         paged::variants,
+        path::variants,
+        reflection::variants,
         scan::add::variants,
         scan::delta::variants,
         sink::variants,

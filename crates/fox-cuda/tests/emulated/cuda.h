@@ -41,6 +41,9 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(8) int2 {
+    int x, y;
+};
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -205,11 +208,18 @@ inline float warp_sum(float x) {
     return x;
 }
 
+inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
 inline float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-inline void atomicAdd(u64* sum, u64 x) { *sum += x; }
+inline u64 atomicAdd(u64* sum, u64 x) {
+    *sum += x;
+    return *sum - x;
+}
 
 // c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
 inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
@@ -239,6 +249,18 @@ inline void ldmatrix(u32 (&r)[4], const u16* p) {
     rows[warp][lane] = p;
     __syncwarp();
     for (int m = 0; m < 4; ++m) memcpy(&r[m], rows[warp][8 * m + lane / 4] + 2 * (lane % 4), 4);
+    __syncwarp();
+}
+
+inline void ldmatrix_transposed(u32 (&r)[4], const u16* p) {
+    static const u16* rows[32][32];
+    const int warp = current / 32, lane = current % 32;
+    rows[warp][lane] = p;
+    __syncwarp();
+    for (int m = 0; m < 4; ++m) {
+        const u16* const* own = rows[warp] + 8 * m + 2 * (lane % 4);
+        r[m] = own[0][lane / 4] | u32(own[1][lane / 4]) << 16;
+    }
     __syncwarp();
 }
 

@@ -27,6 +27,7 @@ struct Memory {
     std::vector<u64> blocks;
     std::vector<Segment> segments;
     std::vector<BlockRef> tiles;
+    std::vector<int2> spans;
     int rows, tile_count, gate_stride;
     float scale;
 };
@@ -49,6 +50,11 @@ static Memory prepare(const Problem& t) {
         m.rows += t.lengths[n], m.gate_stride += (t.lengths[n] + 127) / 128 * 128;
     }
     m.tile_count = m.tiles.size();
+    for (int h = 0; h < t.heads; ++h) {
+        for (BlockRef tile : m.tiles) {
+            m.spans.push_back(int2{t.window ? max(0, tile.block * 64 - t.window + 1) / 64 : 0, tile.block + 1});
+        }
+    }
     const size_t width = t.heads * t.d, kv_width = t.kv_heads * t.d;
     m.q = elements(m.rows * width), m.d_out = elements(m.rows * width);
     m.k = elements(m.rows * kv_width), m.v = elements(m.rows * kv_width);
@@ -91,6 +97,8 @@ static void run(const Problem& t, Memory& m) {
     p.dlog_decays = m.dlog_decays.data(), p.totals = m.totals.data();
     p.column_sums = m.column_sums.data(), p.row_sums = m.row_sums.data(), p.blocks = m.blocks.data();
     p.gates = m.gates.data(), p.segments = m.segments.data(), p.tiles = m.tiles.data();
+    // As with pruning, or from the window alone.
+    p.spans = t.window % 2 == 0 ? nullptr : m.spans.data();
     p.tile_count = m.tile_count, p.heads = t.heads, p.kv_heads = t.kv_heads, p.head_dim = t.d;
     p.gate_stride = m.gate_stride, p.window = t.window, p.scale = m.scale;
     const unsigned tiles = m.tile_count, heads = t.heads, rows = m.rows, kv_heads = t.kv_heads;
@@ -196,4 +204,5 @@ int main() {
     check({{150}, 2, 2, HEAD_DIM, 0, 2.f});
     check({{130}, 1, 1, 8, 0, 5.f});
     check({{64, 129}, 2, 1, 16, 70, 0.f});
+    check({{200}, 1, 1, 16, 65, 0.1f});
 }

@@ -28,12 +28,25 @@ impl ShortConv {
         list: &mut ParamList,
     ) -> Self {
         let init = Init::Uniform { bound: 1.0 / (taps as f64).sqrt() };
-        let mut push = |name: String, dims: Vec<usize>, decay: bool| {
-            list.push(ParamGroup::Mixer, name, dims, decay, init.clone())
+        let inits = (init.clone(), bias.then_some(init));
+        Self::declare_with(name, (channels, taps), inits, l2_norm, index, list)
+    }
+
+    /// [`ShortConv::declare`] with these initial values of the weight and, where there is one, of the bias.
+    pub fn declare_with(
+        name: &str,
+        (channels, taps): (usize, usize),
+        (weight, bias): (Init, Option<Init>),
+        l2_norm: Option<L2Norm>,
+        index: usize,
+        list: &mut ParamList,
+    ) -> Self {
+        let mut push = |name: String, dims: Vec<usize>, decay: bool, init: Init| {
+            list.push(ParamGroup::Mixer, name, dims, decay, init)
         };
         ShortConv {
-            weight: push(format!("{name}.weight"), vec![channels, 1, taps], true),
-            bias: bias.then(|| push(format!("{name}.bias"), vec![channels], false)),
+            weight: push(format!("{name}.weight"), vec![channels, 1, taps], true, weight),
+            bias: bias.map(|init| push(format!("{name}.bias"), vec![channels], false, init)),
             l2_norm,
             index,
         }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use fox_cache::LayerState;
+use fox_cache::{AttentionStateSpec, LayerState};
 use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
@@ -194,9 +194,20 @@ pub trait Mixer: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The attention layer, if the mixer is one: for eviction.
+    /// The attention layer, if the mixer is one.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
+    }
+
+    /// Per query head, what no logit exceeds, for eviction; `None` without forget gates. `norm` are the weights of the
+    /// block's norm, and `shape` is the layer's state.
+    fn logit_bounds(
+        &self,
+        shape: &AttentionStateSpec,
+        params: &Parameters,
+        norm: ParamId,
+    ) -> TensorResult<Option<Vec<f64>>> {
+        self.attention().map_or(Ok(None), |layer| layer.logit_bounds(shape, params, norm))
     }
 }
 

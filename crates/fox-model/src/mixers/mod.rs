@@ -17,15 +17,17 @@ pub mod hybrid;
 pub mod kda;
 pub mod mamba1;
 pub mod mamba2;
+pub mod path;
 pub mod wall;
 
 /// The families that are always there.
-static BUILT_IN: [&MixerFamily; 7] = [
+static BUILT_IN: [&MixerFamily; 8] = [
     &forgetting::FAMILY,
     &delta::FAMILY,
     &hgrn2::FAMILY,
     &mamba2::FAMILY,
     &kda::FAMILY,
+    &path::FAMILY,
     &wall::FAMILY,
     &hybrid::FAMILY,
 ];

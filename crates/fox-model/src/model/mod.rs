@@ -15,6 +15,7 @@ use fox_tensor::{Device, ParamId, WeightFormat};
 use crate::block::Block;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
+use crate::mixers::Mixer;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
@@ -172,6 +173,11 @@ impl Model {
     /// The device of its parameters.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// For every layer, its mixer and the weights of the norm in front of it.
+    pub(crate) fn mixers(&self) -> impl Iterator<Item = (&dyn Mixer, ParamId)> {
+        self.structure.blocks.iter().map(Block::mixer)
     }
 
     /// For every layer, the attention layer and the weights of the norm in front of it, if it is one.

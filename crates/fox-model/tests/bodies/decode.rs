@@ -142,6 +142,7 @@ fn hybrids() -> Vec<(&'static str, ModelConfig)> {
     vec![
         ("fox, window, gated delta net", of(&["fox", "window:4", "gated-delta-net", "fox"])),
         ("mamba2, attention, mamba1", of(&["mamba2", "attention", "mamba1"])),
+        ("path, kda, path-fox", of(&["path", "kda", "path-fox"])),
     ]
 }
 

@@ -56,6 +56,10 @@ macro_rules! prove_dumps {
     kda_bounded
     kda_gva_neg
     mamba2
+    path_attn
+    path_fox_gqa
+    path_fox_no_conv
+    path_fox_qknorm
     samba
     stick_breaking_gates
     transformer_llama_as_fox

@@ -15,6 +15,9 @@ pub use crate::ops::attention::cases::{
     AttentionCase, Gates, Pruning, large_attention, random_attention,
 };
 pub use crate::ops::paged::cases::{CasePages, PagedCase, PagedSequence};
+pub use crate::ops::path::cases::{
+    large_path_attention, path_attention_case, random_path_attention,
+};
 pub use crate::ops::scan::cases::{Decay, ScanCase, Strength, random_scan, scan};
 pub use crate::ops::stick::cases::random_stick_breaking;
 pub use crate::ops::wall::cases::large_wall;

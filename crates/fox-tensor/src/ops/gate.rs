@@ -6,7 +6,7 @@ use crate::naive::{Naive, log_sigmoid, maybe_matrix, maybe_real, real, sigmoid};
 use crate::tape::{Tape, Var, slot_of, value_of, wants};
 use crate::{Backend, Device, Error, Result, Tensor};
 
-/// Operands of `log_gate`: `logsigmoid(z + bias)`. At least one of the two is given.
+/// Operands of `log_gate`: `factor logsigmoid(z + bias)`. At least one of the two is given.
 #[derive(Clone, Copy, Debug)]
 pub struct GateInputs<'a> {
     /// Logits `[R, H]`.
@@ -17,6 +17,8 @@ pub struct GateInputs<'a> {
     pub rows: usize,
     /// Heads `H`.
     pub heads: usize,
+    /// Factor on the logarithm, 1 by default.
+    pub factor: f32,
     /// The device of both.
     pub device: &'a Device,
 }
@@ -29,13 +31,13 @@ impl<'a> GateInputs<'a> {
             (None, Some(bias)) => (bias.len(), bias.device()),
             (None, None) => return Err(Error::argument("log_gate", "neither logits nor a bias")),
         };
-        Ok(GateInputs { z, bias, rows, heads, device })
+        Ok(GateInputs { z, bias, rows, heads, factor: 1.0, device })
     }
 }
 
 /// Log forget gates on a device.
 pub trait GateOps {
-    /// `logsigmoid(z + bias)`, `[R, H]`.
+    /// `factor logsigmoid(z + bias)`, `[R, H]`.
     fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> Result<Tensor>;
     /// `dz[R, H]`; its column sums are the gradient of the bias.
     fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> Result<Tensor>;
@@ -67,7 +69,19 @@ pub fn check_log_gate_bwd(
 impl Tape<'_> {
     /// Log forget gates `logsigmoid(z[R, H] + bias[H])`; without `z`, the bias alone for `rows` rows.
     pub fn log_gate(&mut self, z: Option<&Var>, bias: Option<&Var>, rows: usize) -> Result<Var> {
+        self.scaled_log_gate(z, bias, rows, 1.0)
+    }
+
+    /// [`Tape::log_gate`] times a constant.
+    pub fn scaled_log_gate(
+        &mut self,
+        z: Option<&Var>,
+        bias: Option<&Var>,
+        rows: usize,
+        factor: f32,
+    ) -> Result<Var> {
         let inputs = GateInputs::new(z.map(Var::value), bias.map(Var::value), rows)?;
+        let inputs = GateInputs { factor, ..inputs };
         let y = self.device.backend().log_gate_fwd(&inputs)?;
         let needs_grad = wants(z) || wants(bias);
         let out = self.output(y, needs_grad);
@@ -77,6 +91,7 @@ impl Tape<'_> {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let backend = device.backend();
             let inputs = GateInputs::new(z.as_ref(), bias.as_ref(), rows)?;
+            let inputs = GateInputs { factor, ..inputs };
             let dz = backend.log_gate_bwd(&dy, &inputs)?;
             flow.update(b_slot, |acc| backend.linear_bwd_bias(&dz, acc))?;
             flow.add(z_slot, dz)
@@ -88,15 +103,17 @@ impl Tape<'_> {
 impl GateOps for Naive {
     fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> Result<Tensor> {
         check_log_gate_fwd(self, inputs)?;
-        let y = logits(inputs)?.into_iter().map(log_sigmoid).collect();
+        let factor = f64::from(inputs.factor);
+        let y = logits(inputs)?.into_iter().map(|x| factor * log_sigmoid(x)).collect();
         Ok(self.tensor(inputs.device, y, [inputs.rows, inputs.heads]))
     }
 
-    /// `dz = dy (1 - sigmoid(z + bias))`.
+    /// `dz = factor dy (1 - sigmoid(z + bias))`.
     fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> Result<Tensor> {
         check_log_gate_bwd(self, dy, inputs)?;
         // sigmoid(-x) rather than 1 - sigmoid(x): no cancellation for gates near 1.
-        let slope = |(x, dy): (&f64, &f64)| dy * sigmoid(-x);
+        let factor = f64::from(inputs.factor);
+        let slope = |(x, dy): (&f64, &f64)| factor * dy * sigmoid(-x);
         let dz = logits(inputs)?.iter().zip(real(dy)?).map(slope).collect();
         Ok(self.like(dy, dz))
     }
@@ -113,9 +130,10 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (rows, heads) in [(1, 1), (113, 3), (799, 5), (65, 16)] {
         for (z, bias) in [(true, true), (true, false), (false, true)] {
-            cases.push(log_gate(rows, heads, z, bias));
+            cases.push(log_gate(rows, heads, z, bias, 1.0));
         }
     }
+    cases.push(log_gate(113, 3, true, true, 0.125));
     cases.push(far());
     cases
 }
@@ -130,14 +148,17 @@ fn far() -> Case {
     .constant("bias", &[2], vec![0.0, 1.0])
 }
 
-fn log_gate(rows: usize, heads: usize, z: bool, bias: bool) -> Case {
+fn log_gate(rows: usize, heads: usize, z: bool, bias: bool, factor: f32) -> Case {
     let kind = match (z, bias) {
         (true, true) => "z+bias",
         (true, false) => "z",
         _ => "bias",
     };
-    let mut case = Case::new(format!("log_gate/{kind}/{rows}x{heads}"), move |tape, args| {
-        Ok(vec![Output::Var("y", tape.log_gate(args.get("z"), args.get("bias"), rows)?)])
+    let scaled = if factor == 1.0 { String::new() } else { format!("x{factor}") };
+    let name = format!("log_gate/{kind}{scaled}/{rows}x{heads}");
+    let mut case = Case::new(name, move |tape, args| {
+        let y = tape.scaled_log_gate(args.get("z"), args.get("bias"), rows, factor)?;
+        Ok(vec![Output::Var("y", y)])
     });
     if z {
         let data = case.wide("z", rows * heads);

@@ -28,8 +28,10 @@ mod loss;
 mod norm;
 mod orthogonalize;
 pub(crate) mod paged;
+pub(crate) mod path;
 mod peers;
 mod recompute;
+mod reflection;
 pub(crate) mod scan;
 mod sink;
 pub(crate) mod stick;
@@ -93,5 +95,7 @@ ops! {
     time_step: TimeStepOps,
     hgrn: HgrnOps,
     channel_decay: ChannelDecayOps,
+    reflection: ReflectionOps,
+    path: PathOps,
     wall: WallOps,
 }

@@ -80,9 +80,14 @@ impl From<GateInit> for Written {
 /// `gate_init` of the layers below does not apply.
 fn replaces_gates(layer: &Table) -> bool {
     let text = |section: &str, key: &str| layer.get(section)?.get(key)?.as_str();
-    let gated = ["forgetting_transformer-project_fox", "fox", "fox_hybrid", "fox_encoder"];
+    let path = layer.get("model").and_then(|model| model.get("use_forget_gate")?.as_bool());
+    let gated = |name: &str| match name {
+        "forgetting_transformer-project_fox" | "fox" | "fox_hybrid" | "fox_encoder" => true,
+        "path_attn" => path == Some(true),
+        _ => false,
+    };
     text("model", "fgate_type").is_some_and(|kind| !["full", "shared"].contains(&kind))
-        || text("model", "model_type").is_some_and(|name| !gated.contains(&name))
+        || text("model", "model_type").is_some_and(|name| !gated(name))
         || text("training", "init").is_some()
 }
 

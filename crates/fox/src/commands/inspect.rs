@@ -146,12 +146,19 @@ fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32
     if ids.is_empty() {
         bail!("the text is empty");
     }
+    without_filling(&mut ids, tokenizer.bos());
     // Encoders have no start marker.
     if !opened.model.config().is_encoder() {
         ids.insert(0, tokenizer.bos());
     }
     ids.truncate(length);
     Ok(ids)
+}
+
+/// Drops the markers that fill up a conversation, all but the one that ends it.
+fn without_filling(ids: &mut Vec<u32>, marker: u32) {
+    let last = ids.iter().rposition(|id| *id != marker).unwrap_or(0);
+    ids.truncate(last + 2);
 }
 
 /// The name of a token: its text, or its number where that is a part of a character.
@@ -161,6 +168,7 @@ fn token_name(tokenizer: &Tokenizer, id: u32) -> String {
         Tokenizer::Bytes(_) if text.contains(char::REPLACEMENT_CHARACTER) => {
             format!("byte 0x{id:02X}")
         }
+        _ if text.is_empty() => "marker".into(),
         _ => text,
     }
 }
@@ -195,6 +203,20 @@ mod tests {
         assert_eq!(texts(&tokenizer, &ids).unwrap(), ["a", "", "", "—", "b"]);
         let names: Vec<String> = ids.iter().map(|id| token_name(&tokenizer, *id)).collect();
         assert_eq!(names, ["a", "byte 0xE2", "byte 0x80", "byte 0x94", "b"]);
+        assert_eq!(token_name(&tokenizer, tokenizer.bos()), "marker");
+    }
+
+    #[test]
+    fn markers_that_fill_up_are_dropped() {
+        for (ids, kept) in [
+            (vec![1, 9, 2, 9, 9, 9], vec![1, 9, 2, 9]),
+            (vec![1, 2], vec![1, 2]),
+            (vec![9, 9, 9], vec![9, 9]),
+        ] {
+            let mut ids = ids;
+            without_filling(&mut ids, 9);
+            assert_eq!(ids, kept);
+        }
     }
 
     #[test]

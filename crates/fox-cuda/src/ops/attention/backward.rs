@@ -255,7 +255,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(())
     }
 
-    pub(super) fn plan_backward(
+    pub(in crate::ops) fn plan_backward(
         &self,
         tiling: &Tiling,
         tile: &TileConfig,

@@ -12,6 +12,7 @@ use super::tiles::{self, Features, TileConfig};
 use super::tiling::Tiling;
 use crate::launch::Kernel;
 use crate::lru::LruCache;
+use crate::ops::path::PathTable;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
 /// Launch cache of a GPU.
@@ -19,6 +20,8 @@ use crate::{Buffer, Float, Gpu, Result, Source};
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
+    /// Tables of PaTH attention, by segments.
+    pub(in crate::ops) paths: LruCache<Segments, PathTable>,
     tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,
 }
@@ -26,6 +29,7 @@ pub(crate) struct LaunchCache {
 impl LaunchCache {
     pub(crate) fn clear(&self) {
         self.tilings.clear();
+        self.paths.clear();
         self.zeros.clear();
     }
 }

@@ -17,6 +17,7 @@ pub(in crate::ops) mod tiling;
 mod two_pass;
 
 pub use backward::AttentionGrads;
+pub(in crate::ops) use backward::BackwardPlan;
 pub use forward::AttentionOut;
 pub(crate) use launch_cache::LaunchCache;
 

@@ -126,7 +126,7 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Bounds on the magnitude of the logits `[segments][heads]`; `None` without pruning.
-    fn logit_bounds(&self, tiling: &Tiling) -> Result<Option<Buffer<f32>>> {
+    pub(in crate::ops) fn logit_bounds(&self, tiling: &Tiling) -> Result<Option<Buffer<f32>>> {
         let Acp::On { bound, .. } = &self.spec.acp else { return Ok(None) };
         if self.inputs.log_gates.is_none() {
             return Ok(None);
@@ -188,10 +188,6 @@ impl<T: Float> Attention<'_, T> {
         gates: Option<&Buffer<f32>>,
         bounds: Option<&Buffer<f32>>,
     ) -> PlanParams {
-        let log_tolerance = match self.spec.acp {
-            Acp::On { log_tolerance, .. } => log_tolerance,
-            Acp::Off => 0.0,
-        };
         PlanParams {
             segments: tiling.segments.address().into(),
             m_tiles: tiling.m_tiles.address().into(),
@@ -205,7 +201,7 @@ impl<T: Float> Attention<'_, T> {
             block_n: tile.block_n,
             mask: self.mask_code(),
             window: self.window(),
-            log_tolerance,
+            log_tolerance: self.spec.acp.log_tolerance(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{Buffer, Error, Float, Gpu, Result};
 /// Positions per block of the gate scans; the kernels' `CHUNK`.
 pub(super) const CHUNK: usize = 256;
 /// Alignment of a segment's gate prefixes.
-const GATE_ALIGN: usize = 128;
+pub(in crate::ops) const GATE_ALIGN: usize = 128;
 /// Padding after the last segment's gate prefixes: key blocks overrun by less than this.
 const GATE_GUARD: usize = 256;
 

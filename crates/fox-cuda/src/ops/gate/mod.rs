@@ -21,6 +21,8 @@ kernel_params! {
         /// `R * H`.
         count: u64,
         heads: usize,
+        /// Factor on the logarithm.
+        factor: f32,
     }
 
     list struct LogGateBackward {
@@ -35,6 +37,8 @@ kernel_params! {
         /// `R * H`.
         count: u64,
         heads: usize,
+        /// Factor on the logarithm.
+        factor: f32,
     }
 }
 
@@ -57,6 +61,7 @@ impl GateOps for Cuda {
             bias: address(&bias).into(),
             count: y.len() as u64,
             heads,
+            factor: inputs.factor,
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
@@ -80,6 +85,7 @@ impl GateOps for Cuda {
             bias: address(&bias).into(),
             count: count as u64,
             heads,
+            factor: inputs.factor,
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {

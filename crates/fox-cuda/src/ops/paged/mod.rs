@@ -32,6 +32,8 @@ kernel_params! {
         pub(crate) v: Ptr<Real>,
         /// Log gates `[group, 64]`, or null.
         pub(crate) gates: Ptr<f32>,
+        /// `[64, transition]`, or null.
+        pub(crate) transitions: Ptr<f32>,
     }
 }
 
@@ -44,6 +46,8 @@ kernel_params! {
         pub(crate) v: Ptr<Real>,
         /// `[rows, kv_heads * group]`, or null.
         pub(crate) gates: Ptr<f32>,
+        /// `[rows, kv_heads * transition]`, or null.
+        pub(crate) transitions: Ptr<f32>,
         /// Evicted pages per key head `[kv_heads]`; null if there are none.
         pub(crate) dropped: ConstPtr<i32>,
         pub(crate) row: usize,
@@ -54,6 +58,7 @@ kernel_params! {
         pub(crate) kv_heads: usize,
         pub(crate) head_dim: usize,
         pub(crate) group: usize,
+        pub(crate) transition: usize,
     }
 }
 

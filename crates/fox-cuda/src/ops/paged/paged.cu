@@ -1,4 +1,4 @@
-// The paged KV cache: writes new keys, values and gates into pages; gathers pages into rows for attention of many
+// The paged KV cache: writes new keys, values, gates and transitions into pages; gathers pages into rows for attention of many
 // queries; sums log gates; scatters small writes. (decode_attention.cu reads pages in place.)
 //
 // Compile-time: BF16, VEC.
@@ -44,6 +44,9 @@ extern "C" __global__ void write_pages(const __grid_constant__ PagedParams p) {
         for (int g = vector; p.gates && g < p.group; g += vectors) {
             page.gates[g * PAGE + slot] = p.gates[head * p.group + g];
         }
+        for (int c = vector; p.transitions && c < p.transition; c += vectors) {
+            page.transitions[slot * p.transition + c] = p.transitions[head * p.transition + c];
+        }
     }
 }
 
@@ -70,6 +73,11 @@ extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
             if (position >= held) gate = page.gates[g * PAGE + slot];
             if (position == held && held > p.first) gate = FORGET_ALL;
             p.gates[head * p.group + g] = gate;
+        }
+        for (int c = vector; p.transitions && c < p.transition; c += vectors) {
+            // A transition of zeros changes nothing.
+            const float x = position < held ? 0.f : page.transitions[slot * p.transition + c];
+            p.transitions[head * p.transition + c] = x;
         }
     }
 }

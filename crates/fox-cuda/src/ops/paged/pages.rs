@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fox_tensor::{
     Acp, AttentionInputs, AttentionOut, AttentionSpec, AttentionWeights, DType, Mask, NewKeys,
-    PAGE, PageShape, PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
+    PAGE, PageShape, PagedKeys, PagedSpec, PathInputs, Segment, Segments, Slab, Tensor,
 };
 
 use super::{Page, PagedParams};
@@ -55,7 +55,8 @@ impl StoredPages {
             self.slabs.sort_by_key(|(keys, _)| *keys);
             self.slabs.dedup_by_key(|(keys, _)| *keys);
         }
-        let tensors = [Some(&slab.k), Some(&slab.v), slab.gates.as_ref()];
+        let tensors =
+            [Some(&slab.k), Some(&slab.v), slab.gates.as_ref(), slab.transitions.as_ref()];
         self.slabs.push((keys, tensors.into_iter().flatten().cloned().collect()));
     }
 }
@@ -77,27 +78,35 @@ impl DeviceTable {
     }
 }
 
-/// Bytes of the keys, values and gates of a page.
-fn page_sizes(shape: &PageShape, dtype: DType) -> [usize; 3] {
+/// Bytes of the keys, values, gates and transitions of a page.
+fn page_sizes(shape: &PageShape, dtype: DType) -> [usize; 4] {
     let rows = PAGE * shape.head_dim * dtype.size();
-    [rows, rows, PAGE * shape.group * DType::F32.size()]
+    let f32s = |width: usize| PAGE * width * DType::F32.size();
+    [rows, rows, f32s(shape.group), f32s(shape.transition)]
 }
 
-/// Addresses of the keys, values and gates of a page; 0 without gates. An error for a page that does not lie inside its
+/// Addresses of the keys, values, gates and transitions of a page; 0 where it has none. An error for a page that does not lie inside its
 /// slab, or a slab of another shape or type.
-fn addresses(page: fox_tensor::Page<'_>, shape: &PageShape, dtype: DType) -> Result<[u64; 3]> {
+fn addresses(page: fox_tensor::Page<'_>, shape: &PageShape, dtype: DType) -> Result<[u64; 4]> {
     let (slab, sizes) = (page.slab, page_sizes(shape, dtype));
     let pages = slab.k.rows() / PAGE;
     let rows = |x: &Tensor| x.dtype() == dtype && x.len() == pages * PAGE * shape.head_dim;
-    let gates = match &slab.gates {
-        Some(x) => x.dtype() == DType::F32 && x.len() == pages * PAGE * shape.group,
-        None => shape.group == 0,
+    let optional = |x: &Option<Tensor>, width: usize| match x {
+        Some(x) => x.dtype() == DType::F32 && x.len() == pages * PAGE * width,
+        None => width == 0,
     };
-    if page.place >= pages || !rows(&slab.k) || !rows(&slab.v) || !gates {
+    let fits = optional(&slab.gates, shape.group) && optional(&slab.transitions, shape.transition);
+    if page.place >= pages || !rows(&slab.k) || !rows(&slab.v) || !fits {
         return Err(Error::argument("pages", format!("page {} of {slab:?}", page.place)));
     }
-    let bases = [address(&slab.k)?, address(&slab.v)?, slab.gates.as_ref().map_or(Ok(0), address)?];
-    Ok([0, 1, 2].map(|n| bases[n] + (page.place * sizes[n]) as u64))
+    let optional = |x: &Option<Tensor>| x.as_ref().map_or(Ok(0), address);
+    let bases = [
+        address(&slab.k)?,
+        address(&slab.v)?,
+        optional(&slab.gates)?,
+        optional(&slab.transitions)?,
+    ];
+    Ok([0, 1, 2, 3].map(|n| bases[n] + (page.place * sizes[n]) as u64))
 }
 
 impl Cuda {
@@ -109,7 +118,8 @@ impl Cuda {
     ) -> Result<()> {
         let (slab, pages) = (to.slab, to.slab.k.rows() / PAGE);
         let group = slab.gates.as_ref().map_or(0, |gates| gates.len() / (pages * PAGE).max(1));
-        let shape = PageShape { kv_heads: 1, head_dim: slab.k.cols(), group };
+        let transition = slab.transitions.as_ref().map_or(0, Tensor::cols);
+        let shape = PageShape { kv_heads: 1, head_dim: slab.k.cols(), group, transition };
         let dtype = self.activations();
         let (from, to) = (addresses(from, &shape, dtype)?, addresses(to, &shape, dtype)?);
         let sizes = page_sizes(&shape, dtype).into_iter().enumerate();
@@ -165,9 +175,14 @@ impl Cuda {
                     stored.first_held[head] = index + 1;
                     continue;
                 };
-                let [k, v, gates] = addresses(page, &shape, dtype)?;
+                let [k, v, gates, transitions] = addresses(page, &shape, dtype)?;
                 stored.keep(address(&page.slab.k)?, page.slab);
-                new.push(Page { k: k.into(), v: v.into(), gates: gates.into() });
+                new.push(Page {
+                    k: k.into(),
+                    v: v.into(),
+                    gates: gates.into(),
+                    transitions: transitions.into(),
+                });
             }
         }
         // Until the entries are written, only those before count.
@@ -192,18 +207,20 @@ impl Cuda {
         first: usize,
     ) -> Result<()> {
         let table = self.page_table(keys)?;
-        let PageShape { kv_heads, head_dim, group } = keys.shape();
+        let PageShape { kv_heads, head_dim, group, transition } = keys.shape();
         let (from, to) = (first / PAGE, (first + new.count).div_ceil(PAGE));
         if (0..kv_heads).any(|head| !table.holds(head, from, to)) {
             return Err(Error::argument("write_pages", "the new keys do not fit into the pages"));
         }
         let (k, v) = (self.activation(new.k)?, self.activation(new.v)?);
         let gates = new.log_gates.map(|gates| self.real(gates)).transpose()?;
+        let transitions = new.transitions.map(|x| self.real(x)).transpose()?;
         let params = PagedParams {
             table: table.address().into(),
             k: k.address().into(),
             v: v.address().into(),
             gates: crate::backend::address(&gates).into(),
+            transitions: crate::backend::address(&transitions).into(),
             dropped: 0.into(),
             row: new.row,
             first,
@@ -211,6 +228,7 @@ impl Cuda {
             kv_heads,
             head_dim,
             group,
+            transition,
         };
         // SAFETY: the rows exist, as validated at entry, and the pages of all heads, as checked above.
         unsafe { self.launch_paged("write_pages", params) }
@@ -238,6 +256,8 @@ impl Cuda {
         let gated = sources.iter().any(|(keys, ..)| keys.shape().group > 0);
         let gates =
             gated.then(|| self.output([rows, spec.heads], DType::F32, device)).transpose()?;
+        let transitions =
+            spec.reflected.then(|| self.output([rows, width], DType::F32, device)).transpose()?;
         for (keys, first, count, row) in sources {
             let (state, pages) = (keys.table().state.as_ref(), keys.page_count());
             let table = state.and_then(|state| state.downcast_ref::<DeviceTable>());
@@ -261,6 +281,7 @@ impl Cuda {
                 k: k_at.into(),
                 v: v_at.into(),
                 gates: gates.as_ref().map_or(0, |(_, at)| *at).into(),
+                transitions: transitions.as_ref().map_or(0, |(_, at)| *at).into(),
                 dropped: dropped.as_ref().map_or(0, Buffer::address).into(),
                 row,
                 first,
@@ -268,6 +289,7 @@ impl Cuda {
                 kv_heads: spec.kv_heads,
                 head_dim: spec.head_dim,
                 group: if gated { spec.heads / spec.kv_heads } else { 0 },
+                transition: keys.shape().transition,
             };
             // SAFETY: the outputs have `rows` rows, and the table holds the pages of all heads.
             unsafe { self.launch_paged("gather_pages", params)? };
@@ -285,6 +307,9 @@ impl Cuda {
             full_sequence: None,
         };
         let log_gates = gates.as_ref().map(|(gates, _)| gates);
+        if let Some((u, _)) = &transitions {
+            return self.path_forward(&PathInputs { q, k: &k, v: &v, u, log_gates }, &plain);
+        }
         let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };
         match spec.weights {
             AttentionWeights::Softmax => self.attend(&inputs, &plain),

@@ -4,12 +4,12 @@ mod tensors;
 
 use std::sync::Arc;
 
-use fox_tensor::WALL_BLOCK;
+use fox_tensor::{Acp, WALL_BLOCK};
 
 use super::attention::tiles::{TileConfig, padded_head_dim, portable_column_splits};
 use super::attention::tiling::{BlockRef, Segment, Tiling};
-use super::attention::{self, Attention};
-use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
+use super::attention::{self, Attention, BackwardPlan};
+use crate::params::{ConstPtr, Float2, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Float, Result, Source};
 
@@ -62,6 +62,8 @@ kernel_params! {
         row_sums: Ptr<f32>,
         segments: ConstPtr<Segment>,
         tiles: ConstPtr<BlockRef>,
+        /// Blocks of keys `begin, end` of each block of queries `[H][tiles]`; null without pruning.
+        spans: ConstPtr<Int2>,
         /// Blocks of each segment that are closed; null without.
         closed: ConstPtr<i32>,
         tile_count: usize,
@@ -114,6 +116,7 @@ struct Prepared<T> {
     decay: Buffer<f32>,
     own: Buffer<f32>,
     gates: Option<Buffer<f32>>,
+    plan: Option<Arc<BackwardPlan>>,
 }
 
 /// Gradients in buffers.
@@ -169,13 +172,22 @@ impl<T: Float> Wall<'_, T> {
         let Attention { gpu, spec, inputs, .. } = &self.attention;
         let (heads, tiles, len) = (spec.heads, tiling.m_tile_count, inputs.q.len());
         let width = heads * spec.head_dim;
+        let gates = self.attention.gate_prefix(tiling)?;
+        let plan = match (&spec.acp, &gates) {
+            (Acp::On { .. }, Some(gates)) => {
+                let tile = self.tile(FORWARD);
+                Some(self.attention.plan_backward(tiling, &tile, Some(gates))?)
+            }
+            _ => None,
+        };
         let held = Prepared {
             x: gpu.alloc::<T>(len)?,
             far: gpu.alloc::<T>(len)?,
             e: gpu.alloc::<f32>(len)?,
             decay: gpu.alloc::<f32>(tiles * width)?,
             own: gpu.alloc::<f32>(heads * tiles * WALL_BLOCK * WALL_BLOCK)?,
-            gates: self.attention.gate_prefix(tiling)?,
+            gates,
+            plan,
         };
         let params = WallParams {
             q: inputs.q.address().into(),
@@ -190,6 +202,7 @@ impl<T: Float> Wall<'_, T> {
             gates: held.gates.as_ref().map_or(0, Buffer::address).into(),
             segments: tiling.segments.address().into(),
             tiles: tiling.m_tiles.address().into(),
+            spans: held.plan.as_ref().map_or(0, |plan| plan.spans.address()).into(),
             closed: self.past.as_ref().map_or(0, |past| past.closed.address()).into(),
             tile_count: tiles,
             heads,

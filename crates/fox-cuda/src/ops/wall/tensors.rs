@@ -4,8 +4,8 @@
 //! copied to such rows first; that is the case in decoding, where the rows are few.
 
 use fox_tensor::{
-    AttentionOut, AttentionSpec, DType, Memory, Segment, Segments, Tensor, WALL_BLOCK, WallBlock,
-    WallGrads, WallInputs, WallOps, tile_words,
+    Acp, AttentionOut, AttentionSpec, DType, Memory, Segment, Segments, Tensor, WALL_BLOCK,
+    WallBlock, WallGrads, WallInputs, WallOps, tile_words,
 };
 use half::bf16;
 
@@ -97,13 +97,15 @@ impl Cuda {
         let queries = segments.iter().zip(&starts).map(|(s, &start)| (s.q_start, start, s.q_len));
         let keys = || segments.iter().zip(&first).map(|(s, &at)| (s.k_start, at, s.k_len));
         let own = |x: &Tensor| self.scattered(x, rows, keys());
+        // Keys of past blocks are not in the bounds on the logits.
+        let acp = if past.iter().all(Vec::is_empty) { spec.acp.clone() } else { Acp::Off };
         let mut shared = SharedRows {
             q: self.scattered(inputs.q, rows, queries)?,
             k: own(inputs.k)?,
             v: own(inputs.v)?,
             log_decays: own(inputs.log_decays)?,
             log_gates: inputs.log_gates.map(own).transpose()?,
-            spec: AttentionSpec { segments: Segments::new(placed)?, ..spec.clone() },
+            spec: AttentionSpec { segments: Segments::new(placed)?, acp, ..spec.clone() },
             starts,
         };
         for (index, blocks) in past.iter().enumerate() {

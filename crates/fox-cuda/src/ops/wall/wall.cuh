@@ -55,8 +55,13 @@ DEVICE Block block_at(const WallParams& p, int tile, int head) {
     return block_of(p, p.segments[ref.segment], ref.block, head);
 }
 // The oldest block that a block of queries sees.
-DEVICE int oldest_block(const WallParams& p, const Block& m) {
+DEVICE int oldest_visible(const WallParams& p, const Block& m) {
     return p.window == 0 ? 0 : max(m.first - p.window + 1, 0) / BLOCK;
+}
+// The oldest block that it visits: with pruning, older ones are forgotten by the gates. It never decreases from block to
+// block.
+DEVICE int oldest_block(const WallParams& p, const Block& m) {
+    return p.spans == nullptr ? oldest_visible(p, m) : p.spans[size_t(m.head) * p.tile_count + m.tile].x;
 }
 // Whether the block's keys are given decayed to its end, and have no queries.
 DEVICE bool is_closed(const WallParams& p, int tile) {

@@ -116,9 +116,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_bwd_keys(const __grid
     const int kv_head = blockIdx.y, group = p.heads / p.kv_heads, column0 = blockIdx.z * SPLIT_COLUMNS;
     Block keys = block_at(p, blockIdx.x, kv_head * group);
     const int blocks = (keys.s.k_len + BLOCK - 1) / BLOCK;
-    // Queries up to the last that sees the last key.
-    int end = blocks;
-    if (p.window > 0) end = min(end, (keys.first + keys.count - 1 + p.window - 1) / BLOCK + 1);
     const Rows v = fetch_heads(sh, 1, p.v, p.kv_heads, kv_head, p.head_dim, keys.row, keys.count);
     float dv[SPLIT_COLUMNS / 2] = {};
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -127,8 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_bwd_keys(const __grid
         const Rows far = fetch_heads(sh, 0, p.far, p.heads, head, p.head_dim, keys.row, keys.count);
         start_factor(sh);
         float dfar[SPLIT_COLUMNS / 2] = {}, columns[BLOCK / 4] = {}, rows[2] = {};
-        for (int block = keys.block; block < end; ++block) {
+        for (int block = keys.block; block < blocks; ++block) {
             const Block m = block_of(p, keys.s, block, head);
+            if (oldest_block(p, m) > keys.block) break;
             __syncthreads();
             const Rows x = fetch_heads(sh, 2, p.x, p.heads, head, p.head_dim, m.row, m.count);
             const Rows d_out = fetch_heads(sh, 3, p.d_out, p.heads, head, p.head_dim, m.row, m.count);

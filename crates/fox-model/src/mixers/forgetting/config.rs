@@ -195,10 +195,7 @@ pub enum QkNorm {
 impl MixerConfig for ForgettingConfig {
     fn name(&self) -> &'static str {
         if self.mask == Mask::Bidirectional {
-            return match self.gate {
-                ForgetGate::None => "Transformer encoder",
-                _ => "FoX encoder",
-            };
+            return if self.gate.forgets() { "FoX encoder" } else { "Transformer encoder" };
         }
         match (self.weights, self.gate, self.k_shift) {
             (AttentionWeights::StickBreaking, ..) => "stick-breaking",
@@ -334,6 +331,8 @@ impl MixerConfig for ForgettingConfig {
             v_shift: self.v_shift,
             window: self.window,
             weights: self.weights,
+            transition: 0,
+            conv: None,
         })
     }
 

@@ -290,6 +290,7 @@ impl ForgettingLayer {
             window: self.options.window,
             thresholds: state.thresholds(),
             sinks: self.sinks.map(|id| context.params.value(id).clone()),
+            reflected: false,
             segments: context.segments.clone(),
         };
         tape.paged_attention(q, &state.pages(), &spec)

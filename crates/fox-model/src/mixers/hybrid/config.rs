@@ -10,6 +10,7 @@ use crate::mixers::forgetting::{ForgetGate, ForgettingConfig};
 use crate::mixers::kda::KdaConfig;
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
+use crate::mixers::path::PathConfig;
 use crate::mixers::wall::WallConfig;
 use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
 use crate::params::ParamList;
@@ -28,7 +29,7 @@ pub struct HybridConfig {
 /// The configuration of every kind of layer. Kinds that a pattern does not use have no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfigs {
-    /// `fox` as it is; `attention` and `window` without its gate and with RoPE.
+    /// `fox` as it is; `attention` and `window` without its gate and with RoPE; its heads also for `path`.
     pub attention: ForgettingConfig,
     /// `gated-delta-net`.
     pub delta: DeltaConfig,
@@ -95,6 +96,16 @@ impl HybridConfig {
 }
 
 impl LayerConfigs {
+    /// PaTH attention with the heads of attention.
+    fn path(&self, forget_gate: bool) -> PathConfig {
+        PathConfig {
+            kv_heads: self.attention.kv_heads,
+            forget_gate,
+            log_pruning_tolerance: self.attention.log_pruning_tolerance.filter(|_| forget_gate),
+            ..PathConfig::published(self.attention.heads)
+        }
+    }
+
     fn mixer(&self, kind: LayerKind) -> Box<dyn MixerConfig> {
         let plain = |window: Option<usize>| ForgettingConfig {
             gate: ForgetGate::None,
@@ -107,6 +118,8 @@ impl LayerConfigs {
             LayerKind::Fox => Box::new(self.attention.clone()),
             LayerKind::Attention => Box::new(plain(None)),
             LayerKind::Window(length) => Box::new(plain(Some(length))),
+            LayerKind::Path => Box::new(self.path(false)),
+            LayerKind::PathFox => Box::new(self.path(true)),
             LayerKind::GatedDeltaNet => Box::new(self.delta.clone()),
             LayerKind::Kda => Box::new(self.kda.clone()),
             LayerKind::Wall => Box::new(self.wall.clone()),

@@ -11,6 +11,10 @@ pub enum LayerKind {
     Attention,
     /// `window:N`: the same over the last `N` tokens.
     Window(usize),
+    /// `path`: PaTH attention, with as many heads.
+    Path,
+    /// `path-fox`: PaTH attention with forget gates.
+    PathFox,
     /// `gated-delta-net`.
     GatedDeltaNet,
     /// `kda`.
@@ -26,7 +30,7 @@ pub enum LayerKind {
 impl LayerKind {
     /// All names, for messages.
     pub const NAMES: &'static str =
-        "fox, attention, window:N, gated-delta-net, kda, wall, mamba2, mamba1";
+        "fox, attention, window:N, path, path-fox, gated-delta-net, kda, wall, mamba2, mamba1";
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<LayerKind> {
@@ -36,6 +40,8 @@ impl LayerKind {
         match name {
             "fox" => Some(LayerKind::Fox),
             "attention" => Some(LayerKind::Attention),
+            "path" => Some(LayerKind::Path),
+            "path-fox" => Some(LayerKind::PathFox),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
             "kda" => Some(LayerKind::Kda),
             "wall" => Some(LayerKind::Wall),
@@ -47,8 +53,8 @@ impl LayerKind {
 
     /// Whether it is attention of any kind.
     pub fn is_attention(self) -> bool {
-        use LayerKind::{Attention, Fox, Wall, Window};
-        matches!(self, Fox | Attention | Window(_) | Wall)
+        use LayerKind::{Attention, Fox, Path, PathFox, Wall, Window};
+        matches!(self, Fox | Attention | Window(_) | Path | PathFox | Wall)
     }
 }
 
@@ -58,6 +64,8 @@ impl fmt::Display for LayerKind {
             LayerKind::Fox => f.write_str("fox"),
             LayerKind::Attention => f.write_str("attention"),
             LayerKind::Window(length) => write!(f, "window:{length}"),
+            LayerKind::Path => f.write_str("path"),
+            LayerKind::PathFox => f.write_str("path-fox"),
             LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
             LayerKind::Kda => f.write_str("kda"),
             LayerKind::Wall => f.write_str("wall"),

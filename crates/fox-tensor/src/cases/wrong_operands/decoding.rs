@@ -20,7 +20,7 @@ pub(super) fn calls(calls: &mut Calls<'_>) -> Result<()> {
     Ok(())
 }
 
-const SHAPE: PageShape = PageShape { kv_heads: 2, head_dim: 8, group: 2 };
+const SHAPE: PageShape = PageShape { kv_heads: 2, head_dim: 8, group: 2, transition: 0 };
 
 /// Reserved pages for `seen` keys.
 fn pages_of(shape: PageShape, seen: usize, device: &Device) -> Result<CasePages> {
@@ -52,7 +52,8 @@ fn pages(calls: &mut Calls<'_>) -> Result<()> {
         real("log_gates", &[70, 4], &[0, 1]),
     ];
     let write = |t: &[Tensor], row: usize, count: usize, first: usize| {
-        let new = NewKeys { k: &t[0], v: &t[1], log_gates: Some(&t[2]), row, count };
+        let new =
+            NewKeys { k: &t[0], v: &t[1], transitions: None, log_gates: Some(&t[2]), row, count };
         ops.write_pages(&new, &mut pages_of(SHAPE, 70, device)?, first)
     };
     calls.op("write_pages", &operands, |_, t| write(t, 0, 70, 0))?;
@@ -65,7 +66,8 @@ fn pages(calls: &mut Calls<'_>) -> Result<()> {
         calls.must_fail(name, write(&t, row, count, first));
     }
     if device.backend().caps().gates_in_pages() {
-        let new = NewKeys { k: &t[0], v: &t[1], log_gates: None, row: 0, count: 70 };
+        let new =
+            NewKeys { k: &t[0], v: &t[1], transitions: None, log_gates: None, row: 0, count: 70 };
         let result = ops.write_pages(&new, &mut pages_of(SHAPE, 70, device)?, 0);
         calls.must_fail(|| "write_pages without gates".into(), result);
     }
@@ -92,7 +94,8 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
         let rows = |width: usize| device.full([70, width], -0.25);
         let (k, gates) =
             (rows(shape.kv_heads * shape.head_dim)?, rows(shape.kv_heads * shape.group)?);
-        let new = NewKeys { k: &k, v: &k, log_gates: Some(&gates), row: 0, count: 70 };
+        let new =
+            NewKeys { k: &k, v: &k, transitions: None, log_gates: Some(&gates), row: 0, count: 70 };
         ops.write_pages(&new, &mut pages, 0)?;
         Ok(pages)
     };
@@ -108,6 +111,7 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
         window: None,
         thresholds: None,
         sinks: None,
+        reflected: false,
         segments: last(0, 3, 70)?,
     };
     let operands = [real("q", &[3, 32], &[1]), real("sinks", &[4], &[0])];
@@ -144,7 +148,7 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
 /// Width, heads, key heads, head dim, inner width and vocabulary of the model in slots.
 const MODEL: [usize; 6] = [128, 2, 1, 64, 64, 32];
 const SLOTS: usize = 2;
-const SLOT_PAGES: PageShape = PageShape { kv_heads: 1, head_dim: 64, group: 2 };
+const SLOT_PAGES: PageShape = PageShape { kv_heads: 1, head_dim: 64, group: 2, transition: 0 };
 
 const fn matrix(name: &'static str, dims: &'static [usize]) -> Operand {
     Operand { content: Content::Packable, ..real(name, dims, &[0, 1]) }

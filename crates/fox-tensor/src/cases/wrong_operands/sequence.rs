@@ -5,14 +5,16 @@ use std::sync::Arc;
 use super::{Calls, Operand, real};
 use crate::{
     Acp, Activation, AttentionInputs, AttentionOut, AttentionSpec, ConvInputs, ConvSpec,
-    FullSequence, HeadInputs, HeadSpec, L2Norm, LogitBound, Mask, Result, Rope, ScanExtras,
-    ScanInputs, ScanSpec, Segment, Segments, StateUpdate, Tensor, WallBlock, WallInputs,
+    FullSequence, HeadInputs, HeadSpec, L2Norm, LogitBound, Mask, PathInputs, ReflectionInputs,
+    Result, Rope, ScanExtras, ScanInputs, ScanSpec, Segment, Segments, StateUpdate, Tensor,
+    WallBlock, WallInputs,
 };
 
 pub(super) fn calls(calls: &mut Calls<'_>) -> Result<()> {
     heads(calls)?;
     attention(calls)?;
     attention_options(calls)?;
+    path(calls)?;
     wall(calls)?;
     conv(calls)?;
     scan(calls)
@@ -163,6 +165,70 @@ fn attention_options(calls: &mut Calls<'_>) -> Result<()> {
     let both_ways = AttentionSpec { mask: Mask::Bidirectional, ..spec };
     let result = b.stick_breaking_fwd(&inputs, &both_ways);
     calls.must_fail(|| "stick_breaking_fwd with a bidirectional mask".into(), result);
+    Ok(())
+}
+
+fn path(calls: &mut Calls<'_>) -> Result<()> {
+    fn inputs(t: &[Tensor]) -> PathInputs<'_> {
+        PathInputs { q: &t[0], k: &t[1], v: &t[2], u: &t[3], log_gates: Some(&t[4]) }
+    }
+    let spec = attention_spec();
+    let tiles = Operand { content: super::Content::Ids(9), ..real("tiles", &[2, 4], &[0, 1]) };
+    let operands = [
+        real("q", &[6, 16], &[1]),
+        real("k", &[6, 8], &[0, 1]),
+        real("v", &[6, 8], &[0, 1]),
+        real("u", &[6, 8], &[0, 1]),
+        real("log_gates", &[6, 2], &[0, 1]),
+        real("d_out", &[6, 16], &[0, 1]),
+        real("o", &[6, 16], &[0, 1]),
+        real("lse", &[6, 2], &[0, 1]),
+    ];
+    calls.op("path_attention_fwd", &operands[..5], |b, t| {
+        b.path_attention_fwd(&inputs(t), &spec).map(drop)
+    })?;
+    let counts = tiles.on(calls.device, tiles.dims)?;
+    calls.op("path_attention_bwd", &operands, |b, t| {
+        let out = AttentionOut { o: t[6].clone(), lse: t[7].clone(), tiles: counts.clone() };
+        b.path_attention_bwd(&t[5], &inputs(t), &out, &spec).map(drop)
+    })?;
+    let full = FullSequence { gate_sums: vec![0.0; 4], keys: vec![9; 2], bounds: Vec::new() };
+    let mut wrong = vec![
+        AttentionSpec { mask: Mask::Bidirectional, ..spec.clone() },
+        AttentionSpec { window: Some(3), ..spec.clone() },
+        AttentionSpec { full_sequence: Some(Arc::new(full)), ..spec.clone() },
+    ];
+    wrong
+        .extend(too_long()?.into_iter().map(|segments| AttentionSpec { segments, ..spec.clone() }));
+    let b = calls.device.backend();
+    let tensors = [&[6, 16][..], &[6, 8], &[6, 8], &[6, 8], &[6, 2]];
+    let tensors: Vec<Tensor> =
+        tensors.into_iter().map(|dims| calls.tensor(dims)).collect::<Result<_>>()?;
+    for spec in &wrong {
+        let result = b.path_attention_fwd(&inputs(&tensors), spec);
+        calls.must_fail(|| format!("path_attention_fwd with {spec:?}"), result);
+    }
+    let wide = AttentionSpec::causal(1, 136, Segments::uniform(2, 3));
+    let t = calls.tensor(&[6, 136])?;
+    let operands = PathInputs { q: &t, k: &t, v: &t, u: &t, log_gates: None };
+    calls.must_fail(
+        || "path_attention_fwd with heads of 136".into(),
+        b.path_attention_fwd(&operands, &wide),
+    );
+    let operands =
+        [real("y", &[3, 6], &[0, 1]), real("z", &[3, 2], &[0]), real("du", &[3, 6], &[0, 1])];
+    let reflection =
+        |t: &[Tensor], eps| b.reflection_fwd(&ReflectionInputs { y: &t[0], z: &t[1], eps });
+    calls.op("reflection_fwd", &operands[..2], |b, t| {
+        b.reflection_fwd(&ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 }).map(drop)
+    })?;
+    calls.op("reflection_bwd", &operands, |b, t| {
+        b.reflection_bwd(&t[2], &ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 }).map(drop)
+    })?;
+    let tensors = [calls.tensor(&[3, 6])?, calls.tensor(&[3, 2])?];
+    for eps in [0.0, f32::NAN] {
+        calls.must_fail(|| format!("reflection_fwd with eps {eps}"), reflection(&tensors, eps));
+    }
     Ok(())
 }
 

@@ -68,6 +68,14 @@ impl Acp {
     pub fn auto() -> Self {
         Acp::On { log_tolerance: AUTO_LOG_TOLERANCE, bound: LogitBound::Norms }
     }
+
+    /// The natural logarithm of the tolerance; 0 without pruning.
+    pub fn log_tolerance(&self) -> f32 {
+        match self {
+            Acp::On { log_tolerance, .. } => *log_tolerance,
+            Acp::Off => 0.0,
+        }
+    }
 }
 
 /// Bound on the change of an attention output, in any norm, when keys with a softmax mass of `dropped < 1` are dropped

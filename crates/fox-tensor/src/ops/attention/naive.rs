@@ -161,8 +161,7 @@ impl<'a> Attention<'a> {
                 let kv_head = head / (spec.heads / spec.kv_heads);
                 // The start of the sums makes no difference in f64.
                 let c = prefix(self.log_gates, segment, head);
-                let given = self.given.map(|bounds| bounds[index * spec.heads + head]);
-                let delta = self.delta((index, segment), head, kv_head, given);
+                let delta = self.delta((index, segment), head, kv_head);
                 let tiles = Tiles::new(spec, segment, &c, delta);
                 HeadSegment { head, kv_head, segment, c, tiles }
             })
@@ -170,15 +169,15 @@ impl<'a> Attention<'a> {
     }
 
     /// The decay below which a pair may be dropped: `-(2 U + ln N) + log_tolerance`.
-    fn delta(
+    pub(crate) fn delta(
         &self,
         (index, segment): (usize, &Segment),
         head: usize,
         kv_head: usize,
-        given: Option<f64>,
     ) -> f64 {
         let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
         let (full, at) = (self.spec.full_sequence.as_deref(), index * self.spec.heads + head);
+        let given = self.given.map(|bounds| bounds[at]);
         let known = given.or_else(|| full.and_then(|full| full.bounds.get(at).copied()));
         let bound = known.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
         let keys = full.map_or(segment.k_len, |full| full.keys[index]) as f64;

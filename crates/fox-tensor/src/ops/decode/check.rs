@@ -129,7 +129,7 @@ fn check_pages<'a>(
         let (heads, kv_heads, head_dim) =
             (layer.shape.heads, layer.shape.kv_heads, layer.shape.head_dim);
         let group = if layer.gate.is_some() { heads / kv_heads } else { 0 };
-        pages.shape() == PageShape { kv_heads, head_dim, group }
+        pages.shape() == PageShape { kv_heads, head_dim, group, transition: 0 }
     };
     match pages.len() == weights.blocks.len() && pages.zip(&weights.blocks).all(fits) {
         true => Ok(()),

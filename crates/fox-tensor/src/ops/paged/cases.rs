@@ -70,6 +70,7 @@ impl PagedCase {
             window: rng.chance(0.3).then(|| rng.between(1, 150)),
             thresholds: None,
             sinks: None,
+            reflected: false,
             segments: Segments::new(segments)?,
         };
         let q = rng.normals(row * heads * head_dim);
@@ -99,6 +100,7 @@ impl PagedCase {
             window: None,
             thresholds: None,
             sinks: None,
+            reflected: false,
             segments: Segments::new(vec![segment])?,
         };
         let q = rng.normals(q_len * heads * head_dim);
@@ -110,7 +112,8 @@ impl PagedCase {
     /// What the pages have in common.
     pub fn shape(&self) -> PageShape {
         let PagedSpec { heads, kv_heads, head_dim, .. } = self.spec;
-        PageShape { kv_heads, head_dim, group: if self.gated { heads / kv_heads } else { 0 } }
+        let group = if self.gated { heads / kv_heads } else { 0 };
+        PageShape { kv_heads, head_dim, group, transition: 0 }
     }
 
     /// Keys and values `[k_len, H_kv * d]` of a sequence and, when it is gated, log gates `[k_len, H]`.
@@ -142,7 +145,8 @@ impl PagedCase {
             pages.move_last_pages(device)?;
             pages.reserve(count, device)?;
             pages.write_sums(&sequence.sums, row, count);
-            let new = NewKeys { k: &k, v: &v, log_gates: gates.as_ref(), row, count };
+            let new =
+                NewKeys { k: &k, v: &v, transitions: None, log_gates: gates.as_ref(), row, count };
             write_pages(&new, &mut pages, row)?;
         }
         pages.dropped.clone_from(&sequence.dropped);

@@ -2,8 +2,8 @@
 
 use super::{PAGE, PagedKeys, PagedSpec, Slab, held_pages};
 use crate::{
-    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, Result, Segment,
-    Segments, Tensor, check_paged_attention,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, PathInputs, Result,
+    Segment, Segments, Tensor, check_paged_attention,
 };
 
 /// Attention of `q: [R, H * d]` over pages, gathered and given to the backend's plain attention. Slow and
@@ -26,14 +26,15 @@ pub(super) fn gathered(
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for h in 0..spec.kv_heads {
             let kept = keys[s].seen() - keys[s].first(h);
-            let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
+            let gather = |f: fn(&Slab) -> Option<&Tensor>| -> Result<Tensor> {
                 let mut all = device.uninit([kept.next_multiple_of(PAGE), d], DType::F32)?;
                 for (p, page) in held_pages(keys[s], h).enumerate() {
-                    backend.copy_rows(f(page.slab), page.row(), &mut all, p * PAGE, PAGE)?;
+                    let Some(rows) = f(page.slab) else { continue };
+                    backend.copy_rows(rows, page.row(), &mut all, p * PAGE, PAGE)?;
                 }
                 Ok(all)
             };
-            let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
+            let (k, v) = (gather(|slab| Some(&slab.k))?, gather(|slab| Some(&slab.v))?);
             let mut own = device.uninit([segment.q_len, group * d], DType::F32)?;
             backend.copy_columns(
                 q,
@@ -63,6 +64,12 @@ pub(super) fn gathered(
             };
             let inputs = AttentionInputs { q: &own, k: &k, v: &v, log_gates: gates.as_ref() };
             let out = match spec.weights {
+                AttentionWeights::Softmax if spec.reflected => {
+                    let u = &gather(|slab| slab.transitions.as_ref())?;
+                    let log_gates = gates.as_ref();
+                    let inputs = PathInputs { q: &own, k: &k, v: &v, u, log_gates };
+                    backend.path_attention_fwd(&inputs, &part)?
+                }
                 AttentionWeights::Softmax => backend.attention_fwd(&inputs, &part)?,
                 AttentionWeights::StickBreaking => backend.stick_breaking_fwd(&inputs, &part)?,
             };

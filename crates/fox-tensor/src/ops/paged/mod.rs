@@ -20,7 +20,10 @@ pub use gathered::gathered_attention;
 pub use slab::{Page, PageMut, PageShape, Slab};
 
 use crate::check::Operands;
-use crate::{AttentionWeights, Backend, Error, Result, Segment, Segments, Tensor, clamp_log_gate};
+use crate::{
+    AttentionWeights, Backend, Error, PATH_MAX_HEAD_DIM, Result, Segment, Segments, Tensor,
+    clamp_log_gate,
+};
 
 /// Keys per page.
 pub const PAGE: usize = 64;
@@ -101,6 +104,8 @@ pub struct NewKeys<'a> {
     pub k: &'a Tensor,
     /// `[R, H_kv * d]`.
     pub v: &'a Tensor,
+    /// `[R, H_kv * transition]`, where pages have transitions.
+    pub transitions: Option<&'a Tensor>,
     /// `[R, H]`.
     pub log_gates: Option<&'a Tensor>,
     /// The first row.
@@ -154,7 +159,7 @@ pub fn write_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) ->
 pub fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
     let backend = new.k.device().backend();
     check_write_pages(backend, new, keys, first)?;
-    let PageShape { kv_heads, head_dim, .. } = keys.shape();
+    let PageShape { kv_heads, head_dim, transition, .. } = keys.shape();
     for head in 0..kv_heads {
         for part in page_parts(first, new.count) {
             let Some(PageMut { slab, place }) = keys.page_mut(head, part.index) else {
@@ -164,6 +169,9 @@ pub fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) 
             let row = place * PAGE + slots.start;
             backend.copy_columns(new.k, from, &mut slab.k, row, slots.len())?;
             backend.copy_columns(new.v, from, &mut slab.v, row, slots.len())?;
+            if let (Some(new), Some(own)) = (new.transitions, &mut slab.transitions) {
+                backend.copy_columns(new, (from.0, head * transition), own, row, slots.len())?;
+            }
         }
     }
     Ok(())
@@ -228,6 +236,8 @@ pub struct PagedSpec {
     pub thresholds: Option<Arc<[f64]>>,
     /// Attention sinks `[H]` of softmax attention; see [`SinkOps`](crate::SinkOps).
     pub sinks: Option<Tensor>,
+    /// Whether the transitions of the pages are reflections: [`PathInputs::u`](crate::PathInputs::u).
+    pub reflected: bool,
     /// The queries of each sequence; its keys are all that were seen, the new ones included.
     pub segments: Segments,
 }
@@ -243,8 +253,13 @@ pub fn check_copy_page(backend: &dyn Backend, from: Page<'_>, to: Page<'_>) -> R
     operands.require(gates.is_some() == other_gates.is_some(), || {
         "only one of the pages has gates".into()
     })?;
+    let transitions = (from.slab.transitions.as_ref(), to.slab.transitions.as_ref());
+    operands.require(transitions.0.is_some() == transitions.1.is_some(), || {
+        "only one of the pages has transitions".into()
+    })?;
     let tensors = [(&from.slab.k, &to.slab.k), (&from.slab.v, &to.slab.v)];
-    for (x, y) in tensors.into_iter().chain(gates.zip(other_gates)) {
+    let more = gates.zip(other_gates).into_iter().chain(transitions.0.zip(transitions.1));
+    for (x, y) in tensors.into_iter().chain(more) {
         operands.plain("page", x)?;
         operands.plain("page", y)?;
         operands.require(x.cols() == y.cols() && x.dtype() == y.dtype(), || {
@@ -277,12 +292,17 @@ pub fn check_write_pages(
     first: usize,
 ) -> Result<()> {
     let operands = Operands::new("write_pages", backend);
-    let PageShape { kv_heads, head_dim, group } = keys.shape();
+    let PageShape { kv_heads, head_dim, group, transition } = keys.shape();
     let (rows, _) = operands.matrix("k", new.k)?;
     let dims = [rows, kv_heads.saturating_mul(head_dim)];
     operands.real("k", new.k, &dims)?;
     operands.real("v", new.v, &dims)?;
     operands.maybe("log_gates", new.log_gates, &[rows, kv_heads.saturating_mul(group)])?;
+    let width = kv_heads.saturating_mul(transition);
+    operands.maybe("transitions", new.transitions, &[rows, width])?;
+    operands.require((transition > 0) == new.transitions.is_some(), || {
+        format!("pages with {transition} values per transition, keys with others")
+    })?;
     let needs_gates = group > 0 && backend.caps().gates_in_pages();
     operands.require(!needs_gates || new.log_gates.is_some(), || "no log gates".into())?;
     let fits = |start: usize, end: usize| start.checked_add(new.count).is_some_and(|e| e <= end);
@@ -317,12 +337,21 @@ pub fn check_paged_attention(
             "sinks need softmax attention".into()
         })?;
     }
-    let group = heads / kv_heads;
+    operands.require(
+        !spec.reflected
+            || spec.window.is_none()
+                && spec.sinks.is_none()
+                && spec.weights == AttentionWeights::Softmax
+                && d <= PATH_MAX_HEAD_DIM,
+        || "reflected queries need a plain softmax without a window".into(),
+    )?;
+    let (group, transition) = (heads / kv_heads, if spec.reflected { d } else { 0 });
     let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
         let shape = keys.shape();
         let before = segment.k_len - segment.q_len.min(segment.k_len);
         (shape.kv_heads, shape.head_dim) == (spec.kv_heads, spec.head_dim)
             && (shape.group == 0 || shape.group == group)
+            && shape.transition == transition
             && keys.seen() == segment.k_len
             && (0..spec.kv_heads).all(|head| keys.first(head) <= before)
     };

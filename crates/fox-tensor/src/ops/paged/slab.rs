@@ -14,6 +14,8 @@ pub struct PageShape {
     pub head_dim: usize,
     /// Gated query heads per key head; 0 without forget gates.
     pub group: usize,
+    /// Values per key of the transition between keys, e.g. a reflection; 0 without.
+    pub transition: usize,
 }
 
 impl PageShape {
@@ -21,7 +23,8 @@ impl PageShape {
     pub fn page_bytes(&self, backend: &dyn Backend) -> usize {
         let caps = backend.caps();
         let gate = if caps.gates_in_pages() { DType::F32.size() } else { size_of::<f64>() };
-        PAGE * (2 * self.head_dim * caps.activation_type.size() + self.group * gate)
+        let transition = self.transition * DType::F32.size();
+        PAGE * (2 * self.head_dim * caps.activation_type.size() + self.group * gate + transition)
     }
 }
 
@@ -32,6 +35,8 @@ pub struct Slab {
     pub k: Tensor,
     /// `[pages * PAGE, d]`.
     pub v: Tensor,
+    /// Transitions `[pages * PAGE, transition]` in f32, because errors accumulate from key to key.
+    pub transitions: Option<Tensor>,
     /// Log gates `[pages * group, PAGE]`, where the device reads them here.
     pub gates: Option<Tensor>,
     /// Sums of the log gates up to and including each key, `[pages * group, PAGE]` for the query heads that read the
@@ -54,6 +59,9 @@ impl Slab {
         Ok(Slab {
             k: room(pages * PAGE, shape.head_dim, caps.activation_type)?,
             v: room(pages * PAGE, shape.head_dim, caps.activation_type)?,
+            transitions: (shape.transition > 0)
+                .then(|| room(pages * PAGE, shape.transition, DType::F32))
+                .transpose()?,
             gates: (kernels && gates > 0).then(|| room(gates, PAGE, DType::F32)).transpose()?,
             sums: vec![0.0; if kernels { 0 } else { gates * PAGE }],
         })
@@ -65,6 +73,9 @@ impl Slab {
         let (backend, row) = (device.backend(), place * PAGE);
         backend.copy_rows(&from.slab.k, from.row(), &mut self.k, row, PAGE)?;
         backend.copy_rows(&from.slab.v, from.row(), &mut self.v, row, PAGE)?;
+        if let (Some(own), Some(old)) = (&mut self.transitions, &from.slab.transitions) {
+            backend.copy_rows(old, from.row(), own, row, PAGE)?;
+        }
         if let (Some(gates), Some(old)) = (&mut self.gates, &from.slab.gates) {
             let group = gates.rows() * PAGE / self.k.rows();
             backend.copy_rows(old, from.place * group, gates, place * group, group)?;

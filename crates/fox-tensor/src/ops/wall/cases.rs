@@ -3,7 +3,7 @@
 use super::tape::WallVars;
 use super::{WALL_BLOCK, WallBlock};
 use crate::cases::{Case, Output, round};
-use crate::{AttentionSpec, Result, Segment, Segments, Tensor, tile_counts};
+use crate::{Acp, AttentionSpec, LogitBound, Result, Segment, Segments, Tensor, tile_counts};
 
 /// Description of a case.
 #[derive(Clone, Debug)]
@@ -18,6 +18,9 @@ struct WallCase {
     /// Mean log decay of a step; every channel has its own.
     rate: f64,
     gated: bool,
+    /// Natural logarithm of the softmax mass that may be dropped; far below the tolerance of f32, because the oracle drops
+    /// nothing.
+    pruned: Option<f32>,
     label: &'static str,
 }
 
@@ -31,6 +34,7 @@ fn one(q_len: usize, k_len: usize) -> WallCase {
         window: None,
         rate: 0.05,
         gated: false,
+        pruned: None,
         label: "",
     }
 }
@@ -82,6 +86,7 @@ fn descriptions() -> Vec<WallCase> {
     for window in [1, 7, 64, 100] {
         list.push(WallCase { window: Some(window), ..one(150, 150) });
     }
+    list.push(WallCase { gated: true, pruned: Some(-17.0), ..one(700, 700) });
     for (q_len, k_len) in [(1, 1), (1, 64), (1, 65), (3, 199), (7, 130), (64, 128), (63, 129)] {
         list.push(WallCase { heads: 4, gated: true, rate: 0.5, ..one(q_len, k_len) });
     }
@@ -95,6 +100,7 @@ fn descriptions() -> Vec<WallCase> {
 impl WallCase {
     fn name(&self) -> String {
         let WallCase { heads, kv_heads, head_dim, rows, window, rate, gated, label, .. } = self;
+        let label = if self.pruned.is_some() { "pruned " } else { label };
         let gated = if *gated { "+gates" } else { "" };
         let window = window.map_or(String::new(), |window| format!("+window {window}"));
         let (q, k) = rows;
@@ -105,6 +111,10 @@ impl WallCase {
         let spec = AttentionSpec {
             kv_heads: self.kv_heads,
             window: self.window,
+            acp: self.pruned.map_or(Acp::Off, |log_tolerance| Acp::On {
+                log_tolerance,
+                bound: LogitBound::Norms,
+            }),
             ..AttentionSpec::causal(
                 self.heads,
                 self.head_dim,
@@ -120,8 +130,12 @@ impl WallCase {
                 log_gates: args.get("log_gates"),
             };
             let (o, tiles) = tape.wall_attention(&vars, &[], &spec)?;
-            let counts = tile_counts(&tiles)?.into_iter().flatten().map(|n| n as f64).collect();
-            Ok(vec![Output::Var("o", o), Output::Plain("tiles", counts)])
+            let mut outputs = vec![Output::Var("o", o)];
+            if matches!(spec.acp, Acp::Off) {
+                let counts = tile_counts(&tiles)?.into_iter().flatten().map(|n| n as f64).collect();
+                outputs.push(Output::Plain("tiles", counts));
+            }
+            Ok(outputs)
         });
         let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let case = case

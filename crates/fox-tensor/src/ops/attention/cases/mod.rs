@@ -205,9 +205,9 @@ impl AttentionCase {
         }
     }
 
-    /// The case. Fails when the segments overlap.
-    pub fn build(&self) -> Result<Case> {
-        let spec = AttentionSpec {
+    /// The options, without pruning. Fails when the segments overlap.
+    pub(crate) fn spec(&self) -> Result<AttentionSpec> {
+        Ok(AttentionSpec {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
@@ -217,30 +217,20 @@ impl AttentionCase {
             acp: Acp::Off,
             segments: Segments::new(self.segments.clone())?,
             full_sequence: None,
-        };
-        let (pruning, weights) = (self.pruning, self.weights);
+        })
+    }
+
+    /// The case. Fails when the segments overlap.
+    pub fn build(&self) -> Result<Case> {
+        let (spec, pruning, weights) = (self.spec()?, self.pruning, self.weights);
         let case = Case::new(self.name(), move |tape, args| {
-            let acp = match pruning {
-                Pruning::Off => Acp::Off,
-                Pruning::Auto => Acp::auto(),
-                Pruning::Norms(log_tolerance) => {
-                    Acp::On { log_tolerance, bound: LogitBound::Norms }
-                }
-                Pruning::QkNorm(log_tolerance, _) | Pruning::UnevenQkNorm(log_tolerance) => {
-                    let (q, k) = (args.tensor("q_norm")?.clone(), args.tensor("k_norm")?.clone());
-                    Acp::On { log_tolerance, bound: LogitBound::QkNorm { q, k } }
-                }
-                Pruning::Given(_) => {
-                    let bounds = args.tensor("bounds")?.clone();
-                    Acp::On { log_tolerance: 0.0, bound: LogitBound::Given(bounds) }
-                }
-            };
-            attend(tape, args, weights, &AttentionSpec { acp, ..spec.clone() })
+            attend(tape, args, weights, &AttentionSpec { acp: pruning.acp(args)?, ..spec.clone() })
         });
         Ok(self.operands(case))
     }
 
-    fn operands(&self, mut case: Case) -> Case {
+    /// Adds queries, keys, values and gates, and the operands of the bound.
+    pub(crate) fn operands(&self, mut case: Case) -> Case {
         let d = self.head_dim;
         let (q_width, kv_width) = (self.heads * d, self.kv_heads * d);
         let mut q = case.rng("q").normals(self.rows.0 * q_width);
@@ -287,6 +277,25 @@ impl AttentionCase {
         let gate = |n| self.gates.draw(&mut rng, relative(n));
         let gates = (0..self.rows.1 * self.heads).map(gate).collect();
         case.real("log_gates", &[self.rows.1, self.heads], gates)
+    }
+}
+
+impl Pruning {
+    /// The option, with the bounds of the case.
+    pub(crate) fn acp(self, args: &Args<'_>) -> Result<Acp> {
+        Ok(match self {
+            Pruning::Off => Acp::Off,
+            Pruning::Auto => Acp::auto(),
+            Pruning::Norms(log_tolerance) => Acp::On { log_tolerance, bound: LogitBound::Norms },
+            Pruning::QkNorm(log_tolerance, _) | Pruning::UnevenQkNorm(log_tolerance) => {
+                let (q, k) = (args.tensor("q_norm")?.clone(), args.tensor("k_norm")?.clone());
+                Acp::On { log_tolerance, bound: LogitBound::QkNorm { q, k } }
+            }
+            Pruning::Given(_) => {
+                let bounds = args.tensor("bounds")?.clone();
+                Acp::On { log_tolerance: 0.0, bound: LogitBound::Given(bounds) }
+            }
+        })
     }
 }
 

@@ -1,0 +1,496 @@
+//! PaTH attention; the algorithm is described in `path.cuh`.
+
+mod table;
+
+use std::sync::Arc;
+
+use fox_tensor::{
+    AttentionOut, AttentionSpec, DType, PATH_BLOCK, PathGrads, PathInputs, PathOps, Tensor,
+};
+use half::bf16;
+
+use super::attention::tiles::TileConfig;
+use super::attention::tiling::Tiling;
+use super::attention::{self, Attention};
+use crate::backend::storage::Activation;
+use crate::backend::{Cuda, Operand, Precision};
+use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Error, Float, Result, Source};
+pub(crate) use table::PathTable;
+use table::{PathBlock, PathTile};
+
+/// Limit on the queries and gradients that the backward stores for each tile and older block, in bytes. Heads, and then
+/// tiles, are processed in groups that fit.
+const STORED_BYTES: usize = 1 << 30;
+
+const PREPARE: Source = source!("path_prepare", ["path.cuh"], [PathBlock, PathTile, PathParams]);
+const WALK: Source = source!("path_walk", ["path.cuh"], [PathBlock, PathTile, PathParams]);
+const BACKWARD: Source = source!("path_bwd", ["path.cuh"], [PathBlock, PathTile, PathParams]);
+
+kernel_params! {
+    #[derive(Default)]
+    struct PathParams {
+        /// `[R_q, H * d]`, like `d_out`, `o` and `dq`.
+        q: ConstPtr<Real>,
+        /// `[R_k, H_kv * d]`, like `v`, `u`, `dk`, `dv` and `du`.
+        k: ConstPtr<Real>,
+        v: ConstPtr<Real>,
+        u: ConstPtr<f32>,
+        d_out: ConstPtr<Real>,
+        o: Ptr<Real>,
+        /// `[R_q, H]`, like `delta`, `<d_out, o>`.
+        lse: Ptr<f32>,
+        delta: Ptr<f32>,
+        /// Visited and total tiles `[heads][2]`.
+        counts: Ptr<u64>,
+        /// `[heads][gate_stride]`, or null.
+        gates: ConstPtr<Float2>,
+        /// Bounds on the logits `[segments][heads]`; null without pruning.
+        bounds: ConstPtr<f32>,
+        blocks: ConstPtr<PathBlock>,
+        tiles: ConstPtr<PathTile>,
+        /// T and N `[block][kv_head][64][64]`.
+        t: Ptr<Real>,
+        n: Ptr<Real>,
+        /// Keys at the end of their block `[block][kv_head][64][D]`.
+        kh: Ptr<Real>,
+        /// `[block][kv_head][D][D]`.
+        e: Ptr<Real>,
+        /// Queries as they meet older blocks, and gradients of those that the next older block meets,
+        /// `[head - head0][slot - slot0][64][D]`.
+        x: Ptr<Real>,
+        dx: Ptr<Real>,
+        /// Gradients of queries at the start of their block `[tile - tile0][head - head0][64][D]`.
+        dx_start: Ptr<Real>,
+        /// The first visited block `[heads][tiles]`.
+        first: Ptr<i32>,
+        /// Sums of the gradients of scores `[heads][row_sum_stride]` and `[heads][gate_stride]`.
+        row_sums: Ptr<f32>,
+        column_sums: Ptr<f32>,
+        /// Gradients from later tiles, of kh (without the scale) and of values `[block][kv_head][64][D]`, and of E
+        /// `[block][kv_head][D][D]`.
+        dkh_sums: Ptr<f32>,
+        dv_sums: Ptr<f32>,
+        de_sums: Ptr<f32>,
+        /// Gradients from the own block of a tile, `[block][head - head0]`: `[64][64]` and `[64][D]`.
+        dt_own: Ptr<f32>,
+        dn_own: Ptr<f32>,
+        dk_own: Ptr<f32>,
+        du_own: Ptr<f32>,
+        dv_own: Ptr<f32>,
+        dq: Ptr<Real>,
+        dk: Ptr<Real>,
+        dv: Ptr<Real>,
+        du: Ptr<f32>,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        gate_stride: usize,
+        row_sum_stride: usize,
+        tile_count: usize,
+        /// Tiles, scratch tiles and query heads of this launch: the first, and their number.
+        tile0: usize,
+        tile_step: usize,
+        slot0: usize,
+        slot_count: usize,
+        head0: usize,
+        head_count: usize,
+        scale: f32,
+        log_tolerance: f32,
+    }
+}
+
+/// Compile-time parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PathShape {
+    /// Head dim, rounded up.
+    width: usize,
+    wide: bool,
+}
+
+/// The kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pass {
+    Prepare,
+    Forward,
+    Queries,
+    BackWalk,
+    Own,
+    Keys,
+    PrepareBackward,
+}
+
+impl Pass {
+    const ALL: [Pass; 7] = [
+        Pass::Prepare,
+        Pass::Forward,
+        Pass::Queries,
+        Pass::BackWalk,
+        Pass::Own,
+        Pass::Keys,
+        Pass::PrepareBackward,
+    ];
+
+    /// Source, entry and threads per block.
+    fn kernel(self) -> (Source, &'static str, usize) {
+        match self {
+            Pass::Prepare => (PREPARE, "path_prepare", 256),
+            Pass::Forward => (WALK, "path_fwd", 128),
+            Pass::Queries => (WALK, "path_queries", 128),
+            Pass::BackWalk => (WALK, "path_bwd_walk", 128),
+            Pass::Own => (BACKWARD, "path_bwd_own", 256),
+            Pass::Keys => (BACKWARD, "path_bwd_keys", 256),
+            Pass::PrepareBackward => (PREPARE, "path_bwd_prepare", 256),
+        }
+    }
+
+    /// The name of its size of shared memory in the sources.
+    fn define(self) -> &'static str {
+        match self {
+            Pass::Prepare => "PREPARE_BYTES",
+            Pass::Forward => "FORWARD_BYTES",
+            Pass::Queries => "QUERIES_BYTES",
+            Pass::BackWalk => "BACK_WALK_BYTES",
+            Pass::Own => "OWN_BYTES",
+            Pass::Keys => "KEYS_BYTES",
+            Pass::PrepareBackward => "PREPARE_BWD_BYTES",
+        }
+    }
+}
+
+impl PathShape {
+    fn new(head_dim: usize, wide: bool) -> Self {
+        PathShape { width: if head_dim <= 64 { 64 } else { 128 }, wide }
+    }
+
+    /// Blocks of keys in shared memory. Two where two thread blocks still fit an SM of Hopper.
+    fn stages(self) -> usize {
+        if self.width == 64 && !self.wide { 2 } else { 1 }
+    }
+
+    /// Bytes of shared memory.
+    fn shared(self, pass: Pass) -> usize {
+        let (size, pad) = if self.wide { (4, 4) } else { (2, 8) };
+        let tile = |rows: usize, columns: usize| rows * (columns + pad) * size;
+        let (rows, square) = (tile(64, self.width), tile(64, 64));
+        let e = tile(self.width, self.width);
+        // Gates of a block; statistics of a tile.
+        let (gates, statistics) = (64 * 8, 64 * 32);
+        match pass {
+            Pass::Prepare => 2 * rows + 3 * square + 2 * 64 * 68 * 4,
+            Pass::Forward => self.stages() * (2 * rows + e + gates) + rows + 3 * square,
+            Pass::Queries => 2 * rows + 2 * square + e,
+            Pass::BackWalk => 5 * rows + square + gates,
+            Pass::Own => 4 * rows + 5 * square + statistics,
+            Pass::Keys => 5 * rows + 2 * square + statistics,
+            Pass::PrepareBackward => 3 * rows + e + 3 * square,
+        }
+    }
+
+    fn defines(self) -> Vec<String> {
+        let mut defines = vec![
+            format!("HEAD_DIM={}", self.width),
+            format!("BF16={}", i32::from(!self.wide)),
+            "VEC=8".into(),
+            format!("STAGES={}", self.stages()),
+        ];
+        defines.extend(Pass::ALL.map(|pass| format!("{}={}", pass.define(), self.shared(pass))));
+        defines
+    }
+}
+
+/// All variants, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    let shapes = [(64, false), (128, false), (64, true), (128, true)];
+    let of = |(head_dim, wide)| {
+        let defines = PathShape::new(head_dim, wide).defines();
+        [PREPARE, WALK, BACKWARD].map(|source| (source, defines.clone()))
+    };
+    shapes.into_iter().flat_map(of).collect()
+}
+
+/// A call: operands, tables and scratch of the forward.
+struct PathCall<'a, T> {
+    attention: &'a Attention<'a, T>,
+    shape: PathShape,
+    tiling: Arc<Tiling>,
+    tile: TileConfig,
+    table: Arc<PathTable>,
+    params: PathParams,
+    _gates: Option<Buffer<f32>>,
+    _bounds: Option<Buffer<f32>>,
+    _scratch: [Buffer<T>; 4],
+}
+
+impl<'a, T: Float> PathCall<'a, T> {
+    /// Prepares the blocks of keys.
+    fn new(attention: &'a Attention<'a, T>, u: u64) -> Result<Self> {
+        let (gpu, spec) = (attention.gpu, attention.spec);
+        let shape = PathShape::new(spec.head_dim, T::WIDE);
+        let tile = TileConfig {
+            source: WALK,
+            block_m: PATH_BLOCK,
+            block_n: PATH_BLOCK,
+            threads: 128,
+            shared: 0,
+            defines: Vec::new(),
+        };
+        let tiling = attention.tiling(&tile)?;
+        let table = gpu
+            .attention
+            .paths
+            .get(spec.segments.clone(), || PathTable::new(gpu, &spec.segments))?;
+        let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
+        let (blocks, width) = (table.block_count * spec.kv_heads, shape.width);
+        let square = blocks * PATH_BLOCK * PATH_BLOCK;
+        let scratch = [
+            gpu.alloc(square)?,
+            gpu.alloc(square)?,
+            gpu.alloc(blocks * PATH_BLOCK * width)?,
+            gpu.alloc(blocks * width * width)?,
+        ];
+        let [t, n, kh, e] = scratch.each_ref().map(Buffer::address);
+        let optional = |x: &Option<Buffer<f32>>| x.as_ref().map_or(0, Buffer::address);
+        let params = PathParams {
+            q: attention.inputs.q.address().into(),
+            k: attention.inputs.k.address().into(),
+            v: attention.inputs.v.address().into(),
+            u: u.into(),
+            gates: optional(&gates).into(),
+            bounds: optional(&bounds).into(),
+            blocks: table.blocks.address().into(),
+            tiles: table.tiles.address().into(),
+            t: t.into(),
+            n: n.into(),
+            kh: kh.into(),
+            e: e.into(),
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            gate_stride: tiling.gate_stride,
+            row_sum_stride: tiling.m_tile_count * PATH_BLOCK,
+            tile_count: table.tile_count(),
+            scale: spec.scale,
+            log_tolerance: spec.acp.log_tolerance(),
+            ..PathParams::default()
+        };
+        let call = PathCall {
+            attention,
+            shape,
+            tiling,
+            tile,
+            table,
+            params,
+            _gates: gates,
+            _bounds: bounds,
+            _scratch: scratch,
+        };
+        if call.table.tile_count() > 0 {
+            call.run(Pass::Prepare, [call.table.block_count, spec.kv_heads])?;
+        }
+        Ok(call)
+    }
+
+    fn run(&self, pass: Pass, [x, y]: [usize; 2]) -> Result<()> {
+        let (gpu, shared) = (self.attention.gpu, self.shape.shared(pass));
+        if shared > gpu.shared_bytes() {
+            let (d, have) = (self.attention.spec.head_dim, gpu.shared_bytes());
+            let detail = format!(
+                "heads of width {d} need {shared} bytes of shared memory, the GPU has {have}; use bf16 or heads of 64"
+            );
+            return Err(Error::argument("path_attention", detail));
+        }
+        let (source, entry, threads) = pass.kernel();
+        let kernel = gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())?;
+        let launch = kernel.launch([x, y, 1], threads).shared(shared).params(self.params)?;
+        // SAFETY: `Attention::new` and the callers checked the operands; scratch has the sizes that `PathParams`
+        // documents.
+        unsafe { launch.run(|| self.attention.shapes()) }
+    }
+
+    fn forward(mut self) -> Result<attention::AttentionOut<T>> {
+        let heads = self.attention.spec.heads;
+        let (o, lse) = self.attention.alloc_cleared_output(&self.tiling)?;
+        let tiles = Arc::new(self.attention.gpu.zeros::<i32>(4 * heads)?);
+        self.params.o = o.address().into();
+        self.params.lse = lse.address().into();
+        self.params.counts = tiles.address().into();
+        if self.table.tile_count() > 0 {
+            self.run(Pass::Forward, [self.table.tile_count(), heads])?;
+        }
+        Ok(attention::AttentionOut { o, lse, tiles })
+    }
+
+    /// Gradients; `du` is the address of `[R_k, H_kv * d]`, zeros.
+    fn backward(
+        mut self,
+        (o, lse): (u64, u64),
+        d_out: &Buffer<T>,
+        du: u64,
+    ) -> Result<attention::AttentionGrads<T>> {
+        let (gpu, spec) = (self.attention.gpu, self.attention.spec);
+        let grads = self.attention.alloc_cleared_gradients(&self.tiling, d_out)?;
+        let (tiles, blocks) = (self.table.tile_count(), self.table.block_count);
+        if tiles == 0 {
+            return Ok(grads);
+        }
+        let (heads, group) = (spec.heads, spec.heads / spec.kv_heads);
+        let delta = gpu.alloc::<f32>(d_out.len() / spec.head_dim)?;
+        let first = gpu.alloc::<i32>(heads * tiles)?;
+        let row_sums = gpu.zeros::<f32>(heads * self.params.row_sum_stride)?;
+        let column_sums = gpu.zeros::<f32>(heads * self.tiling.gate_stride)?;
+        self.params = PathParams {
+            d_out: d_out.address().into(),
+            o: o.into(),
+            lse: lse.into(),
+            delta: delta.address().into(),
+            first: first.address().into(),
+            row_sums: row_sums.address().into(),
+            column_sums: column_sums.address().into(),
+            dq: grads.dq.address().into(),
+            dk: grads.dk.address().into(),
+            dv: grads.dv.address().into(),
+            du: du.into(),
+            ..self.params
+        };
+        let rows = PATH_BLOCK * self.shape.width;
+        let slot = 2 * rows * size_of::<T>();
+        let all = self.table.slots[tiles].max(1);
+        let kv_step = (STORED_BYTES / (all * slot * group)).clamp(1, spec.kv_heads);
+        let ranges = self.table.ranges((STORED_BYTES / (slot * group)).max(1));
+        let ranges = if all * slot * group <= STORED_BYTES { vec![0..tiles] } else { ranges };
+        for kv_head in (0..spec.kv_heads).step_by(kv_step) {
+            let kv_count = kv_step.min(spec.kv_heads - kv_head);
+            let own = blocks * kv_count * group;
+            let (squares, widths) = (PATH_BLOCK * PATH_BLOCK, self.shape.width * self.shape.width);
+            let sums = [rows, rows, widths].map(|len| gpu.zeros::<f32>(blocks * kv_count * len));
+            let [dkh_sums, dv_sums, de_sums] = sums;
+            let (dkh_sums, dv_sums, de_sums) = (dkh_sums?, dv_sums?, de_sums?);
+            let (dt, dn) = (gpu.zeros::<f32>(own * squares)?, gpu.zeros::<f32>(own * squares)?);
+            let (dk, du) = (gpu.zeros::<f32>(own * rows)?, gpu.zeros::<f32>(own * rows)?);
+            let dv = gpu.zeros::<f32>(own * rows)?;
+            self.params = PathParams {
+                dkh_sums: dkh_sums.address().into(),
+                dv_sums: dv_sums.address().into(),
+                de_sums: de_sums.address().into(),
+                dt_own: dt.address().into(),
+                dn_own: dn.address().into(),
+                dk_own: dk.address().into(),
+                du_own: du.address().into(),
+                dv_own: dv.address().into(),
+                head0: kv_head * group,
+                head_count: kv_count * group,
+                ..self.params
+            };
+            for range in &ranges {
+                let slots = self.table.slots[range.end] - self.table.slots[range.start];
+                let stored = kv_count * group * slots.max(1) * rows;
+                let (x, dx) = (gpu.alloc::<T>(stored)?, gpu.alloc::<T>(stored)?);
+                let dx_start = gpu.alloc::<T>(kv_count * group * range.len() * rows)?;
+                self.params = PathParams {
+                    x: x.address().into(),
+                    dx: dx.address().into(),
+                    dx_start: dx_start.address().into(),
+                    tile0: range.start,
+                    tile_step: range.len(),
+                    slot0: self.table.slots[range.start],
+                    slot_count: slots,
+                    ..self.params
+                };
+                let over_tiles = [range.len(), kv_count * group];
+                self.run(Pass::Queries, over_tiles)?;
+                self.run(Pass::BackWalk, over_tiles)?;
+                self.run(Pass::Own, over_tiles)?;
+                self.run(Pass::Keys, [blocks, kv_count])?;
+            }
+            self.run(Pass::PrepareBackward, [blocks, kv_count])?;
+        }
+        let sums = (&column_sums, &row_sums);
+        let dlog_gates = grads.dlog_gates.as_ref();
+        self.attention.gate_gradient_of_rows(&self.tiling, &self.tile, sums, dlog_gates)?;
+        Ok(grads)
+    }
+}
+
+impl Cuda {
+    /// The forward pass; the operands are validated.
+    pub(crate) fn path_forward(
+        &self,
+        inputs: &PathInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        let (u, plain) = (self.real(inputs.u)?, inputs.attention());
+        let at = u.address();
+        match self.precision {
+            Precision::F32 => {
+                self.output_of::<f32>(&plain, spec, |x| PathCall::new(x, at)?.forward())
+            }
+            Precision::Bf16 => {
+                self.output_of::<bf16>(&plain, spec, |x| PathCall::new(x, at)?.forward())
+            }
+        }
+    }
+
+    fn path_gradients<T: Activation>(
+        &self,
+        d_out: &Tensor,
+        inputs: &PathInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<PathGrads> {
+        let u: Operand<'_> = self.real(inputs.u)?;
+        let (o, lse) = (self.activation(&out.o)?, self.real(&out.lse)?);
+        let (mut du, _) = self.output(inputs.u.shape(), DType::F32, inputs.u.device())?;
+        // Rows outside every segment have no gradient.
+        self.fill_with(&mut du, 0.0)?;
+        let du_at = crate::backend::storage::memory(&du)?.data.address();
+        let grads = self.gradients_of::<T>(d_out, &inputs.attention(), spec, |x, d_out| {
+            PathCall::new(&x, u.address())?.backward((o.address(), lse.address()), d_out, du_at)
+        })?;
+        Ok(PathGrads { dq: grads.dq, dk: grads.dk, dv: grads.dv, du, dlog_gates: grads.dlog_gates })
+    }
+}
+
+impl PathOps for Cuda {
+    fn path_attention_fwd(
+        &self,
+        inputs: &PathInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> fox_tensor::Result<AttentionOut> {
+        fox_tensor::check_path_attention_fwd(self, inputs, spec)?;
+        let _span = self.span("path fwd")?;
+        Ok(self.path_forward(inputs, spec)?)
+    }
+
+    fn path_attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &PathInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> fox_tensor::Result<PathGrads> {
+        fox_tensor::check_path_attention_bwd(self, d_out, inputs, out, spec)?;
+        let _span = self.span("path bwd")?;
+        Ok(match self.precision {
+            Precision::F32 => self.path_gradients::<f32>(d_out, inputs, out, spec)?,
+            Precision::Bf16 => self.path_gradients::<bf16>(d_out, inputs, out, spec)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attention::tiles::HOPPER_SHARED;
+    use super::*;
+
+    #[test]
+    fn tiles_fit_shared_memory() {
+        for (head_dim, wide) in [(8, false), (128, false), (64, true), (128, true)] {
+            for pass in Pass::ALL {
+                let shared = PathShape::new(head_dim, wide).shared(pass);
+                assert!(shared <= HOPPER_SHARED, "{pass:?} of {head_dim}: {shared}");
+            }
+        }
+    }
+}
