@@ -358,8 +358,10 @@ impl<'a, T: Float> PathCall<'a, T> {
         let slot = 2 * rows * size_of::<T>();
         let all = self.table.slots[tiles].max(1);
         let kv_step = (STORED_BYTES / (all * slot * group)).clamp(1, spec.kv_heads);
-        let ranges = self.table.ranges((STORED_BYTES / (slot * group)).max(1));
-        let ranges = if all * slot * group <= STORED_BYTES { vec![0..tiles] } else { ranges };
+        let ranges = match all * slot * group <= STORED_BYTES {
+            true => std::iter::once(0..tiles).collect(),
+            false => self.table.ranges((STORED_BYTES / (slot * group)).max(1)),
+        };
         for kv_head in (0..spec.kv_heads).step_by(kv_step) {
             let kv_count = kv_step.min(spec.kv_heads - kv_head);
             let own = blocks * kv_count * group;
