@@ -17,7 +17,10 @@ fn held(config: &ModelConfig, batch: usize, time: usize, recompute: bool) -> f64
     let segments = Segments::uniform(batch, time);
     let loss = model.loss(&mut tape, &ids, &ids, &weights, &segments, &options).unwrap();
     let after = device.memory().in_use;
-    let is_attention = |layer: &usize| config.mixer_of(*layer).forgetting().is_some();
+    let is_attention = |layer: &usize| {
+        let mixer = config.mixer_of(*layer);
+        mixer.forgetting().is_some() || ["PaTH", "PaTH-FoX", "Wall"].contains(&mixer.name())
+    };
     let attention = (0..config.num_layers).filter(is_attention).count();
     assert_eq!(loss.tiles.len(), attention);
     drop(tape);

@@ -127,14 +127,14 @@ fn killed_reproduction_resumes_and_reports() {
     }
     let whole = json(&out.join("report.json"));
     assert_eq!(whole["finished"], whole["runs"]);
-    assert_eq!(whole["runs"], 1 + 2 + 2 + 2);
+    assert_eq!(whole["runs"], 1 + 3 + 2 + 2);
     let gates = &whole["experiments"][1];
     assert_eq!(gates["name"], "gates");
     let names: Vec<&str> =
         gates["rows"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(
         names[..3],
-        ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
+        ["data-dependent", "factor per key (not in the paper)", "data-independent, T_max 64"]
     );
     assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
     // Every learning rate comes from the search: the best one is between two worse ones.
