@@ -217,6 +217,17 @@ void test(Case x) {
     Reals o(x.q.size()), dq(x.q.size()), dk(x.k.size()), dv(x.k.size());
     Floats lse(want.lse.size()), delta(lse.size()), du(x.k.size());
     Floats rows(want.rows.size()), columns(want.columns.size());
+    // Every row of a segment is written.
+    for (const PathTile& tile : x.tiles) {
+        std::fill_n(o.begin() + x.query_at(tile.row, 0), x.query_at(tile.rows, 0), walk::to_real(NAN));
+        std::fill_n(dq.begin() + x.query_at(tile.row, 0), x.query_at(tile.rows, 0), walk::to_real(NAN));
+    }
+    for (const PathBlock& block : x.blocks) {
+        for (Reals* out : {&dk, &dv}) {
+            std::fill_n(out->begin() + x.key_at(block.row, 0), x.key_at(block.rows, 0), walk::to_real(NAN));
+        }
+        std::fill_n(du.begin() + x.key_at(block.row, 0), x.key_at(block.rows, 0), NAN);
+    }
     Floats bounds(x.segments.size() * heads, float(BOUND));
     std::vector<u64> counts(2 * heads);
     std::vector<int> first(size_t(heads) * tiles);
