@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(tiny[..2], ["tiny-transformer+no-rope", "tiny-transformer"]);
         assert!(tiny.contains(&"tiny-fox-llama+qk-norm+output-gate".to_string()));
         assert!(recipes("gates").contains(&"fox-llama-360m+bias-only-16384".to_string()));
-        assert_eq!(recipes("tiny-gates").len(), 13);
+        assert_eq!(recipes("tiny-gates").len(), 14);
     }
 
     #[test]
