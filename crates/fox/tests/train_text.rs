@@ -166,7 +166,8 @@ fn trains_on_conversations() {
     };
     fs::write(dir.path().join("chats.jsonl"), (0..60).map(line).collect::<String>()).unwrap();
     let dry = train(dir.path(), &["--data", "chats.jsonl", "--dry-run", "--json"], None);
-    let figures: serde_json::Value = serde_json::from_slice(&dry.stdout).expect(&succeeds(&dry));
+    let figures: serde_json::Value =
+        serde_json::from_slice(&dry.stdout).unwrap_or_else(|_| panic!("{}", succeeds(&dry)));
     assert_eq!(figures["config"]["data"]["messages"]["path"], "chats.jsonl", "{figures}");
     assert!(!dir.path().join("runs").exists(), "of a dry run");
     let first = train(dir.path(), &["--data", "chats.jsonl"], None);
