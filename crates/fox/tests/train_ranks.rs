@@ -179,6 +179,14 @@ fn launch_restarts_after_lost_rank() {
         .output()
         .unwrap();
     assert!(stderr(&refused).contains("--min-ranks needs --restarts"), "{}", stderr(&refused));
+    // An error of the command is reported once.
+    let wrong = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(["launch", "--ranks", "2", "--restarts", "9", "--", "train", "tiny-fox-pro"])
+        .args(["--set", "checkpoint.every=4"])
+        .output()
+        .unwrap();
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(!stderr(&wrong).contains("restart 1"), "{}", stderr(&wrong));
 }
 
 #[test]

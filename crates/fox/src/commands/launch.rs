@@ -14,6 +14,8 @@ use crate::{output, signals};
 /// The others end by themselves when one is lost; those that do not within this time are killed.
 const GRACE: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A process that ends by itself within this time reports an error of the command, which a restart would repeat.
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// Start the processes of a distributed run on this machine
 ///
@@ -70,12 +72,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--min-ranks is larger than the number of processes, {count}");
     }
     for restart in 1.. {
+        let began = Instant::now();
         let mut ranks = start(args, count, &secret)?;
         let Some((rank, status)) = ranks.wait(&stop)? else { return Ok(ExitCode::SUCCESS) };
         if status.code() == Some(130) {
             return Ok(ExitCode::from(130));
         }
-        if restart > args.restarts || stop.load(Ordering::Relaxed) {
+        let repeats = status.code().is_some() && began.elapsed() < AT_ONCE;
+        if restart > args.restarts || repeats || stop.load(Ordering::Relaxed) {
             bail!("rank {rank} ended first, with {status}");
         }
         count = args.min_ranks.map_or(count, |least| (count / 2).max(least));
@@ -95,15 +99,19 @@ impl Ranks {
     fn wait(&mut self, stop: &AtomicBool) -> Result<Option<(usize, ExitStatus)>> {
         let mut first: Option<(usize, ExitStatus, Instant)> = None;
         loop {
-            let mut running = 0;
+            let (mut running, mut failed) = (0, Vec::new());
             for (rank, child) in self.0.iter_mut().enumerate() {
                 match child.try_wait().context("cannot wait for a process")? {
                     None => running += 1,
-                    Some(status) if !status.success() && first.is_none() => {
-                        first = Some((rank, status, Instant::now()));
-                    }
+                    Some(status) if !status.success() => failed.push((rank, status)),
                     Some(_) => {}
                 }
+            }
+            if first.is_none() {
+                // A process that was killed explains why the others ended by themselves.
+                let killed = failed.iter().find(|(_, status)| status.code().is_none());
+                first =
+                    killed.or(failed.first()).map(|&(rank, status)| (rank, status, Instant::now()));
             }
             if running == 0 {
                 return Ok(first.map(|(rank, status, _)| (rank, status)));
