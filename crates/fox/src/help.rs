@@ -157,11 +157,6 @@ const USAGES: &[Usage] = &[
         "speed",
     ),
     usage(
-        "bench path",
-        ["fox bench path --seq 8192", "fox bench path --seq 16384 --acp=-10 --json"],
-        "speed",
-    ),
-    usage(
         "bench train",
         ["fox bench train --arch fox-pro", "fox bench train --seq 2048 --batch 2 --json"],
         "speed",

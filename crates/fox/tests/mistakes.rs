@@ -297,7 +297,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("demo --length 1", USAGE, "64, 128, 256"),
     // Measuring.
     ("bench attention --head-dim 7", REFUSED, "must be a multiple of 8"),
-    ("bench path --head-dim 136", REFUSED, "must be a multiple of 8 up to 128"),
+    ("bench attention --path --head-dim 136", REFUSED, "must be a multiple of 8 up to 128"),
     ("bench attention --acp=100", USAGE, "a negative number"),
     ("bench attention --seq 4000000000", REFUSED, "lower --seq or --batch"),
     ("bench attention --batch 4000000000 --seq 1", REFUSED, "lower --seq or --batch"),

@@ -7,7 +7,8 @@ use fox_model::{ATTENTION_BACKWARD, attention_flops};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor, WallInputs,
+    Acp, AttentionInputs, AttentionSpec, DType, Device, LogitBound, Mask, PATH_BLOCK,
+    PATH_MAX_HEAD_DIM, PathInputs, Segments, Tensor, WallInputs,
 };
 use serde_json::json;
 
@@ -22,10 +23,11 @@ use crate::tolerance::log_tolerance;
 ///
 /// Gates decay with times log-spaced from 8 to 100,000 tokens over the heads, plus noise. FLOPs
 /// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the fraction
-/// of visited blocks. The roofline is that work at the rate of the fastest square matrix product in this run.
+/// of visited blocks; PaTH adds a product with a d x d matrix for every query and 64 keys. The roofline is that work at
+/// the rate of the fastest square matrix product in this run.
 ///
 /// Results are compared with the oracle at a short length, and for random rows at the length that is timed; those of
-/// Wall attention at the short length only (`fox selftest --large` compares them at 2050 tokens).
+/// PaTH and Wall attention at the short length only (`fox selftest` compares large cases).
 #[derive(clap::Args)]
 pub struct Args {
     /// Sequences
@@ -57,6 +59,9 @@ pub struct Args {
     #[arg(long, value_name = "NATS", num_args = 0..=1, default_missing_value = "0.0003",
           conflicts_with = "bidirectional", value_parser = decay_rate)]
     wall: Option<f64>,
+    /// PaTH attention: random reflections between keys
+    #[arg(long, conflicts_with_all = ["wall", "window", "bidirectional"])]
+    path: bool,
     /// See keys on both sides
     #[arg(long)]
     bidirectional: bool,
@@ -79,9 +84,7 @@ impl Args {
             mask: if self.bidirectional { Mask::Bidirectional } else { Mask::Causal },
             acp: match self.acp {
                 None => Acp::Off,
-                Some(log_tolerance) => {
-                    Acp::On { log_tolerance, bound: fox_tensor::LogitBound::Norms }
-                }
+                Some(log_tolerance) => Acp::On { log_tolerance, bound: LogitBound::Norms },
             },
             ..AttentionSpec::causal(heads, head_dim, Segments::uniform(batch, seq))
         }
@@ -96,6 +99,8 @@ struct Operands {
     log_gates: Option<Tensor>,
     /// Per channel, of Wall attention.
     log_decays: Option<Tensor>,
+    /// Reflections, of PaTH attention.
+    u: Option<Tensor>,
     d_out: Tensor,
 }
 
@@ -119,8 +124,8 @@ impl Operands {
             true => None,
             false => {
                 let decay = |h: usize| {
-                    let share = h as f64 / (spec.heads - 1).max(1) as f64;
-                    1.0 / (8f64.ln() + (1e5f64.ln() - 8f64.ln()) * share).exp()
+                    let fraction = h as f64 / (spec.heads - 1).max(1) as f64;
+                    1.0 / (8f64.ln() + (1e5f64.ln() - 8f64.ln()) * fraction).exp()
                 };
                 let gate =
                     |n: usize| (-decay(n % spec.heads) * (1.0 + 0.5 * rng.normal()).abs()) as f32;
@@ -134,7 +139,18 @@ impl Operands {
             device.from_f32(&values, [rows, width])
         };
         let log_decays = args.wall.map(decays).transpose()?;
-        Ok(Operands { q, k, v, log_gates, log_decays, d_out })
+        let reflections = || {
+            let mut u = normals(&mut rng, rows * kv_width);
+            for u in u.chunks_mut(spec.head_dim) {
+                // Squared lengths between 0 and 2.
+                let norm = u.iter().map(|x| x * x).sum::<f32>();
+                let factor = (2.0 * rng.uniform() as f32 / norm).sqrt();
+                u.iter_mut().for_each(|x| *x *= factor);
+            }
+            device.from_f32(&u, [rows, kv_width])
+        };
+        let u = args.path.then(reflections).transpose()?;
+        Ok(Operands { q, k, v, log_gates, log_decays, u, d_out })
     }
 
     fn inputs(&self) -> AttentionInputs<'_> {
@@ -147,9 +163,15 @@ impl Operands {
         Some(WallInputs { q, k, v, log_decays, log_gates })
     }
 
+    fn path_inputs(&self) -> Option<PathInputs<'_>> {
+        let u = self.u.as_ref()?;
+        let AttentionInputs { q, k, v, log_gates } = self.inputs();
+        Some(PathInputs { q, k, v, u, log_gates })
+    }
+
     fn bytes(&self) -> usize {
-        let gates = self.log_gates.iter().chain(&self.log_decays);
-        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(bytes).sum()
+        let others = self.log_gates.iter().chain(&self.log_decays).chain(&self.u);
+        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(others).map(bytes).sum()
     }
 }
 
@@ -188,6 +210,16 @@ fn forward_backward(
         let (grads, backward) = repeated(device, calls, backward)?;
         let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
         results.push(("dlog_decays", grads.dlog_decays));
+        results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
+        return Ok(Measured { results, lse: out.lse, tiles: out.tiles, forward, backward });
+    }
+    if let Some(inputs) = x.path_inputs() {
+        let forward = || Ok(backend.path_attention_fwd(&inputs, spec)?);
+        let (out, forward) = repeated(device, calls, forward)?;
+        let backward = || Ok(backend.path_attention_bwd(&x.d_out, &inputs, &out, spec)?);
+        let (grads, backward) = repeated(device, calls, backward)?;
+        let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
+        results.push(("du", grads.du));
         results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
         return Ok(Measured { results, lse: out.lse, tiles: out.tiles, forward, backward });
     }
@@ -283,8 +315,9 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.head_dim == 0 || args.head_dim > 256 || !args.head_dim.is_multiple_of(8) {
-        bail!("--head-dim {} must be a multiple of 8 up to 256", args.head_dim);
+    let widest = if args.path { PATH_MAX_HEAD_DIM as u32 } else { 256 };
+    if args.head_dim == 0 || args.head_dim > widest || !args.head_dim.is_multiple_of(8) {
+        bail!("--head-dim {} must be a multiple of 8 up to {widest}", args.head_dim);
     }
     let kv_heads = args.kv_heads.unwrap_or(args.heads);
     if kv_heads == 0 || !args.heads.is_multiple_of(kv_heads) {
@@ -294,9 +327,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--window 0 excludes every key; use 1 or more");
     }
     let (batch, seq) = (args.batch as usize, args.seq as usize);
-    // Queries, keys, values and the output's gradient; log decays.
-    let decays = if args.wall.is_some() { args.heads as usize } else { 0 };
-    let values = (2 * (args.heads as usize + kv_heads as usize) + decays) * args.head_dim as usize;
+    // Queries, keys, values and the output's gradient; log decays or reflections.
+    let others = match args.wall {
+        Some(_) => args.heads as usize,
+        None => usize::from(args.path) * kv_heads as usize,
+    };
+    let values = (2 * (args.heads as usize + kv_heads as usize) + others) * args.head_dim as usize;
     check_host_memory(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
     let mut error = check(&device, args)?;
@@ -318,7 +354,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             backward.push(measured.backward);
         } else {
             calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
-            if args.wall.is_none() {
+            if args.wall.is_none() && !args.path {
                 error = error.max(check_sampled(&device, args, &operands, &measured)?);
             }
         }
@@ -326,7 +362,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (fwd, bwd) = (median(forward), median(backward));
     let heads = batch as f64 * spec.heads as f64;
     let causal = heads * attention_flops(seq, spec.window, spec.head_dim);
-    let all = if args.bidirectional { 2.0 * causal } else { causal };
+    let all = match (args.bidirectional, args.path) {
+        (true, _) => 2.0 * causal,
+        (_, true) => causal * (1.0 + spec.head_dim as f64 / (2 * PATH_BLOCK) as f64),
+        _ => causal,
+    };
     let work = all * (1.0 - pruned_fraction);
     let scratch = peak.saturating_sub(operands.bytes() + outputs);
     let fraction = |flops: f64, seconds: f64| flops / seconds / rate;
@@ -335,6 +375,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "batch": batch, "heads": spec.heads, "kv_heads": spec.kv_heads, "seq": seq,
         "head_dim": spec.head_dim, "window": spec.window, "gates": !args.no_gates,
         "acp": args.acp, "bidirectional": args.bidirectional, "wall": args.wall,
+        "path": args.path,
         "error_vs_oracle": error,
         "fwd_ms": fwd * 1e3, "bwd_ms": bwd * 1e3,
         "fwd_gflops": work / fwd / 1e9, "bwd_gflops": ATTENTION_BACKWARD * work / bwd / 1e9,

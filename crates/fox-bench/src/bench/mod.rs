@@ -6,7 +6,6 @@ mod compare;
 mod decode;
 mod greedy;
 mod hybrid;
-mod path;
 mod sampled;
 mod throughput;
 mod train;
@@ -36,7 +35,6 @@ pub struct Args {
 #[derive(Subcommand)]
 enum Benchmark {
     Attention(attention::Args),
-    Path(path::Args),
     Train(train::Args),
     Hybrid(hybrid::Args),
     Decode(decode::Args),
@@ -52,7 +50,6 @@ enum Benchmark {
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.benchmark {
         Benchmark::Attention(args) => attention::run(args),
-        Benchmark::Path(args) => path::run(args),
         Benchmark::Train(args) => train::run(args),
         Benchmark::Hybrid(args) => hybrid::run(args),
         Benchmark::Decode(args) => decode::run(args),

@@ -67,7 +67,7 @@ pub struct Outcome {
 pub struct DryRun {
     /// A list of all runs with their tokens.
     pub runs: String,
-    /// Runs, tokens and time of every experiment, or why there is no estimate.
+    /// Runs, tokens and time of every experiment, or why none can be estimated.
     pub estimate: Result<Estimate>,
 }
 

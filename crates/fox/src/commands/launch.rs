@@ -21,11 +21,11 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 ///
 /// Each process computes the gradient of its rows of every batch and updates the parameters it owns. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
-/// their sequences instead of the batch. Processes of `eval loss` share the documents.
+/// their sequences instead of the batch. Processes of `eval loss` share the documents. Over several machines, start `fox
+/// train` under torchrun, mpirun or srun instead of `fox launch`.
 ///
 /// When a process is lost, all end; with --restarts they start again and the run resumes at its newest checkpoint, to
-/// the bits of an undisturbed run. torchrun, mpirun and srun do the same over several machines: start `fox train` under
-/// them without `fox launch`.
+/// the bits of an undisturbed run. A command that fails within its first ten seconds is not repeated.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of processes

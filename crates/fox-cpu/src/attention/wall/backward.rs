@@ -74,7 +74,7 @@ simd_fn! {
 pub struct Backward<'a> {
     pub head: Head<'a>,
     pub lanes: Lanes,
-    /// Queries, scaled, and gradients of the outputs, `[lanes, padded]`; 0 where there is no query.
+    /// Queries, scaled, and gradients of the outputs, `[lanes, padded]`; padding lanes are 0.
     pub q: &'a [f32],
     pub d_out: &'a [f32],
     /// Log of the softmax denominator and `<d_out, o>` per lane; lanes without a query have a huge `lse`.

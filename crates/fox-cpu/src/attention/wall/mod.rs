@@ -131,7 +131,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Rows of one head `[lanes, padded]`, 0 where there is no query; `row` is that of the first query.
+    /// Rows of one head `[lanes, padded]`, padding lanes are 0; `row` is that of the first query.
     fn gather(
         &self,
         x: &[f32],

@@ -22,7 +22,7 @@ pub struct ForgettingConfig {
     /// Width of a head `d`, where it is not `hidden_size / heads`.
     pub head_dim: Option<usize>,
     /// Which keys a query sees. Bidirectional attention makes an encoder: every position reads the whole sequence, the
-    /// log gates between two positions decay their weights in either direction, and there is no decode state.
+    /// log gates between two positions decay their weights in either direction, and decoding is not supported.
     pub mask: Mask,
     /// How scores become weights.
     pub weights: AttentionWeights,
