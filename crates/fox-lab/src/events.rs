@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 /// The environment variable that turns events on.
-pub const ENABLE: &str = "FOX_CHILD_EVENTS";
+pub(crate) const ENABLE: &str = "FOX_CHILD_EVENTS";
 
 /// One event of a child process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
