@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A rank that has sent nothing for so long counts as lost.
-pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(8);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(8);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long an error of a device waits for a reason that may lie with another rank.
 const SOON: Duration = Duration::from_secs(1);

@@ -49,6 +49,7 @@ mod secret;
 pub use error::{Error, Result};
 pub use free_port::free_port;
 pub use group::Group;
+pub use heartbeat::HEARTBEAT_TIMEOUT;
 pub use placement::Placement;
 pub use reduce::{Owned, owners, tree_sum};
 pub use rendezvous::{Invariant, Rendezvous};

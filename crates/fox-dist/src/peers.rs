@@ -60,7 +60,7 @@ impl Group {
     }
 
     /// Lets all later work of the device wait for the sums.
-    pub(crate) fn finish_reduce(&self) -> Result<()> {
+    pub fn finish_reduce(&self) -> Result<()> {
         match self.connected() {
             None => Ok(()),
             Some(device) => self.on_peers(device, |peers| peers.finish_collectives()),

@@ -1,6 +1,6 @@
 //! Events that a child process reports to its parent: one JSON object per line on the standard error.
 //!
-//! A process that was started with [`ENABLE`] set writes [`ChildEvent`]s wherever it would write lines for people.
+//! A process that was started with `ENABLE` set writes [`ChildEvent`]s wherever it would write lines for people.
 
 use std::io::Write;
 use std::sync::OnceLock;

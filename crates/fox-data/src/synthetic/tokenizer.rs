@@ -19,7 +19,7 @@ impl SyntheticTokenizer {
     /// The id put in front of every model input.
     pub const BOS: u32 = 0;
     /// The id of every word outside the vocabulary.
-    pub(crate) const UNKNOWN: u32 = 1;
+    pub const UNKNOWN: u32 = 1;
 
     /// The ids of the words of `text`.
     pub fn encode(self, text: &str) -> Vec<u32> {

@@ -114,7 +114,7 @@ impl Tokenizer {
     }
 
     /// The text that stands for the marker [`Self::bos`] in chat templates.
-    pub(crate) fn marker_text(&self) -> &str {
+    pub fn marker_text(&self) -> &str {
         match self {
             Self::Bytes(_) | Self::Gpt2(_) | Self::JsonGpt2(_) => Gpt2Tokenizer::END_OF_TEXT_TEXT,
             Self::Synthetic(_) => START_WORD,

@@ -116,7 +116,7 @@ pub enum LogitBound {
 
 /// Lower bound of log gates in prefix sums: older keys behind such a gate have weight 0 anyway, and sums of gates of
 /// `-3e38` would be infinite, their differences NaN.
-pub(crate) const LOG_GATE_FLOOR: f64 = -1e3;
+pub const LOG_GATE_FLOOR: f64 = -1e3;
 
 /// A log gate clamped to at least [`LOG_GATE_FLOOR`] for prefix sums. NaN stays NaN, which `f64::max` would lose.
 pub fn clamp_log_gate(gate: f64) -> f64 {

@@ -11,7 +11,7 @@ pub(crate) use cases::cases;
 use crate::{Acp, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
 
 /// Natural logarithm of a remaining stick that is treated as 0, with or without pruning: smaller values underflow f32.
-pub(crate) const LOG_STICK_FLOOR: f32 = -104.0;
+pub const LOG_STICK_FLOOR: f32 = -104.0;
 
 impl AttentionSpec {
     /// Logarithm of the mass that stick-breaking may drop: a row skips a block of keys and all older ones when the
