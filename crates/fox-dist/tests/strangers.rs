@@ -55,9 +55,9 @@ fn recorded_handshake() -> Vec<u8> {
 /// Starts two ranks while `attack` runs against rank 0 until its flag is set. They must find each other quickly.
 fn start_under(kind: &str, secret: &Secret, attack: impl Fn(u16, &AtomicBool) + Sync) {
     let (port, over) = (free_port().unwrap(), AtomicBool::new(false));
-    let meeting = || Rendezvous { secret: secret.clone(), ..rendezvous("a") };
+    let conditions = || Rendezvous { secret: secret.clone(), ..rendezvous("a") };
     let join = |rank: usize| {
-        let group = Group::join(&placement(rank, 2, port), &meeting()).expect(kind);
+        let group = Group::join(&placement(rank, 2, port), &conditions()).expect(kind);
         let all = group.all_gather(&[rank as u8]).expect(kind);
         group.leave().expect(kind);
         all
@@ -92,9 +92,9 @@ fn sends(bytes: impl Into<Vec<u8>>) -> Attack {
 }
 
 /// A rank that must be refused with a sentence that starts with these words.
-fn refused(rank: usize, size: usize, meeting: Rendezvous, words: &'static str) -> Attack {
+fn refused(rank: usize, size: usize, conditions: Rendezvous, words: &'static str) -> Attack {
     Box::new(move |port, _| {
-        let error = Group::join(&placement(rank, size, port), &meeting).unwrap_err().to_string();
+        let error = Group::join(&placement(rank, size, port), &conditions).unwrap_err().to_string();
         assert!(error.starts_with(words) && !error.contains('\n'), "{error}");
     })
 }
