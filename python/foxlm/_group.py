@@ -42,7 +42,7 @@ def traffic(reset: bool = False) -> Traffic:
 
 
 def size(group):
-    """Number of ranks; an error for what is no process group, or one that this process is not in."""
+    """Number of ranks; an error if this is not a process group, or not one of this process."""
     try:
         ranks = torch.distributed.get_world_size(process_group(group))
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -51,7 +51,7 @@ class Sequences:
 
 
 def report(q, k, gates, threshold, sequences, rank):
-    """What a rank tells others about its part of the sequences, one vector of float64, on the device of `q`."""
+    """Gate sums, thresholds and norms of a rank for all others: a vector of float64 on the device of `q`."""
     b, t, h, _ = q.shape
     exact = gates.detach().double().clamp(min=_GATE_FLOOR).nan_to_num(nan=0.0)
     blocks = -(-t // BLOCK)

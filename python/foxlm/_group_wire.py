@@ -75,11 +75,11 @@ def message_size(parts):
 
 def pack(tensors):
     """One message of bytes."""
-    pieces = []
+    parts = []
     for x in tensors:
         raw = x.detach().contiguous().view(-1).view(torch.uint8)
-        pieces += [raw, raw.new_zeros(_padded(raw.numel()) - raw.numel())]
-    return torch.cat(pieces)
+        parts += [raw, raw.new_zeros(_padded(raw.numel()) - raw.numel())]
+    return torch.cat(parts)
 
 
 def unpack(message, parts, device):
