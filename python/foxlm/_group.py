@@ -60,7 +60,8 @@ def _as_float(number):
     return struct.unpack("<d", struct.pack("<q", number))[0] if number else None
 
 
-def _digest(values):
+def digest(values):
+    """A number that stands for a list of integers, or 0 for None."""
     if values is None:
         return 0
     return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:7], "little") + 1
@@ -78,7 +79,8 @@ _FIELDS = (
     ("the batch size", _same), ("the number of query heads", _same), ("the number of key heads", _same),
     ("the head dim", _same), ("the head dim of values", _same), ("window", lambda x: x or None),
     ("sm_scale", _as_float), ("log_tolerance", _as_float), ("adaptive_threshold", _given), ("sink_bias", _given),
-    ("cu_seqlens", None), ("seq_start", None), ("the set of operands with gradients", lambda x: f"{x:03b} (k, v, gates)"),
+    ("cu_seqlens", None), ("seq_start", None),
+    ("the set of operands with gradients", lambda x: f"{x:03b} (k, v, gates)"),
 )  # fmt: skip
 
 
@@ -97,7 +99,8 @@ class _Call:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             log_fgate = None if log_fgate is None else log_fgate.transpose(1, 2)
         if q.shape[1] != k.shape[1]:
-            raise ValueError(f"{q.shape[1]} queries and {k.shape[1]} keys with a group; a rank needs a key for each query")
+            counts = f"{q.shape[1]} queries and {k.shape[1]} keys"
+            raise ValueError(f"{counts} with a group; a rank needs a key for each query")
         if q.shape[1] == 0:
             raise ValueError("a rank without tokens; every rank of the group needs one or more")
         self.q, self.k, self.v = _torch.autocast(q.device.type, q, k, v)
@@ -124,11 +127,21 @@ class _Call:
         return [
             code(self.q), code(self.k), code(self.v), code(self.gates), b, h, hk, d, dv, self.window or 0,
             _as_int(self.scale), _as_int(self.tolerance), int(self.threshold is not None), int(self.sink is not None),
-            _digest(self.ends), _digest(self.starts), sum(int(x) << (2 - n) for n, x in enumerate(needs)),
+            digest(self.ends), digest(self.starts), sum(int(x) << (2 - n) for n, x in enumerate(needs)),
         ]  # fmt: skip
 
 
 _TENSORS = ("seq_start", "cu_seqlens", "sink_bias")
+
+
+def refused_by(rank):
+    """The error on ranks whose own arguments are right."""
+    return ValueError(f"rank {rank} of the group refused its arguments; the error on that rank names the argument")
+
+
+def differs(name, rank):
+    """The error for an argument about the whole sequence."""
+    return ValueError(f"{name} on rank {rank} differs from that on rank 0; give that of the whole sequence")
 
 
 def _agree(wire, description, length):
@@ -140,12 +153,12 @@ def _agree(wire, description, length):
         return None
     for rank, (valid, *_) in enumerate(every):
         if not valid:
-            raise ValueError(f"rank {rank} of the group refused its arguments; the error on that rank names the argument")
+            raise refused_by(rank)
     for n, (name, show) in enumerate(_FIELDS, 2):
         for rank, values in enumerate(every):
             if values[n] != every[0][n]:
                 if show is None:
-                    raise ValueError(f"{name} on rank {rank} differs from that on rank 0; give that of the whole sequence")
+                    raise differs(name, rank)
                 here, there = show(values[n]), show(every[0][n])
                 raise ValueError(f"{name} is {here} on rank {rank}, but {there} on rank 0; ranks of a group must agree")
     return [values[1] for values in every]
@@ -156,7 +169,8 @@ def _sequences(call, lengths):
     starts, ends = call.starts, call.ends
     if ends is not None and (ends[0] != 0 or ends[-1] != total or any(a > b for a, b in zip(ends, ends[1:]))):
         raise ValueError(
-            f"cu_seqlens is {ends}; it must start at 0, never fall, and end at {total}, the tokens of all ranks ({held})"
+            f"cu_seqlens is {ends}; it must start at 0, never fall, and end at {total}, "
+            f"the tokens of all ranks ({held})"
         )
     if starts is not None and any(not 0 <= start <= total for start in starts):
         raise ValueError(f"seq_start is {starts}; each must be from 0 to {total}, the tokens of all ranks ({held})")
@@ -215,7 +229,8 @@ def _compute(call, plan, exchange):
         ends = [0, *[x - here - end for x in call.ends if here + end < x < here + time], time - end]
         parts.append(_part(call, local, slice(end, time), end, time, ends=ends))
     if split < end:
-        parts.append(_part(call, local, slice(split, end), 0, end, _pruning(call, plan), _local(call.starts, here, end)))
+        starts = _local(call.starts, here, end)
+        parts.append(_part(call, local, slice(split, end), 0, end, _pruning(call, plan), starts))
     if exchange.received:
         received = _group_exchange.wait(exchange, local)
         joined = [torch.cat((x, y[:, :split]), 1) for x, y in zip(received, local)]

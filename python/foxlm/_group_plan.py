@@ -2,9 +2,9 @@
 
 Rank `r` holds the positions `offset_r` to `offset_r + length_r` of every row. Ranks report the sums of their log gates
 at the ends of blocks of 64 keys and the largest norms of their queries and keys; from these every rank computes, with
-the same numbers, what travels between any two of them. A key stays at its rank when the decay from it to the first query
-of another rank is below a threshold: that of pruning, or one below which its softmax weight is 0 in the precision of
-the op. The mathematics are those of fox's own context parallelism.
+the same numbers, what travels between any two of them. A key stays at its rank when the decay from it to the first
+query of another rank is below a threshold: that of pruning, or one below which its softmax weight is 0 in the precision
+of the op. The mathematics are those of fox's own context parallelism.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Plan:
     `scale` is that of the logits; `log_tolerance` that of pruning by norms, None where there is none or a threshold is
     reported."""
 
-    def __init__(self, sequences, rank, heads, kv_heads, window, reports=None, scale=1.0, log_tolerance=None, wide=False):
+    def __init__(
+        self, sequences, rank, heads, kv_heads, window, reports=None, scale=1.0, log_tolerance=None, wide=False
+    ):
         self.sequences, self.rank, self.window = sequences, rank, window
         self.heads, self.kv_heads = heads, kv_heads
         self.size = len(sequences.lengths)
@@ -142,8 +144,8 @@ class Plan:
             self.travel.append(travel - _MARGIN)
 
     def kept(self, owner, needer):
-        """The first local key of rank `owner` that each row and key head of a later rank needs, `[B, H_k]`; its number of
-        keys where it needs none."""
+        """The first local key of rank `owner` that each row and key head of a later rank needs, `[B, H_k]`; the number
+        of keys where it needs none."""
         sequences = self.sequences
         here, length = sequences.offsets[owner], sequences.lengths[owner]
         firsts, end = sequences.crossing(needer)

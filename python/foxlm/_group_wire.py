@@ -33,8 +33,8 @@ class Wire:
         return torch.stack(every).cpu()
 
     def post(self, sends, receives):
-        """Starts the transfer of messages to ranks (`sends`: rank to bytes) and from ranks (`receives`: rank to length);
-        empty ones do not travel."""
+        """Starts the transfer of messages to ranks (`sends`: rank to bytes) and from ranks (`receives`: rank to
+        length); empty ones do not travel."""
         peer = lambda rank: dist.get_global_rank(self.group, rank)
         sends = {rank: x.to(self.device) for rank, x in sends.items() if x.numel()}
         room = {rank: torch.empty(n, dtype=torch.uint8, device=self.device) for rank, n in receives.items() if n}

@@ -118,7 +118,8 @@ def test_mistake_is_an_error_on_all_ranks(ranks, change, rank, sentence):
 def test_example_trains_with_fsdp():
     example = Path(__file__).resolve().parents[1] / "examples" / "context_parallel.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", example, "12"]
-    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", run.stdout)]
     assert losses[-1] < losses[0] - 0.5, run.stdout

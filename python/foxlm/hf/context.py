@@ -1,6 +1,9 @@
-"""A model on sequences that are sharded over the ranks of a process group: every rank has a contiguous chunk of each
-row. Attention gets the keys that it needs from earlier ranks (`foxlm.forgetting_attention(..., group=group)`), the token
-shift the last hidden state of the rank before, the loss the first labels of the rank after."""
+"""A model on sequences that are sharded over the ranks of a process group.
+
+Every rank has a contiguous chunk of each row. Attention gets the keys that it needs from earlier ranks
+(`foxlm.forgetting_attention(..., group=group)`), the token shift the last hidden state of the rank before, the loss the
+first labels of the rank after.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .._group import _digest, size
+from .._group import differs, digest, refused_by, size
 from .._group_wire import Wire, pack, process_group, unpack
 from .rows import Rows
 
@@ -62,24 +65,25 @@ def arrange(group, h, cu_seqlens, refused) -> Rows:
     ends = None if cu_seqlens is None else cu_seqlens.flatten().cpu().long()
     if refused is None and time == 0:
         refused = "a rank without tokens; every rank of the group needs one or more"
-    own = [int(refused is None), time, batch, _digest(None if ends is None else ends.tolist())]
+    own = [int(refused is None), time, batch, digest(None if ends is None else ends.tolist())]
     every = wire.gather(torch.tensor(own)).tolist()
     if refused is not None:
         raise ValueError(refused)
-    for rank, (valid, _, rows, digest) in enumerate(every):
+    for rank, (valid, _, rows, packing) in enumerate(every):
         if not valid:
-            raise ValueError(f"rank {rank} of the group refused its arguments; the error on that rank names the argument")
+            raise refused_by(rank)
         if rows != every[0][2]:
-            raise ValueError(f"rank {rank} has a batch of {rows}, but rank 0 one of {every[0][2]}; rows must be the same")
-        if digest != every[0][3]:
-            raise ValueError(f"cu_seqlens on rank {rank} differs from that on rank 0; give that of the whole sequence")
+            counts = f"rank {rank} has a batch of {rows}, but rank 0 one of {every[0][2]}"
+            raise ValueError(f"{counts}; rows must be the same")
+        if packing != every[0][3]:
+            raise differs("cu_seqlens", rank)
     shard = Shard(wire, [x[1] for x in every])
     fresh = None
     if ends is not None:
         if batch != 1 or len(ends) < 2 or ends[0] != 0 or ends[-1] != shard.total or (ends.diff() < 0).any():
             raise ValueError(
-                f"cu_seqlens is {ends.tolist()} for {batch} rows of {shard.total} tokens on all ranks; it must go from 0 "
-                "to the length of one row of packed sequences"
+                f"cu_seqlens is {ends.tolist()} for {batch} rows of {shard.total} tokens on all ranks; it must go from "
+                "0 to the length of one row of packed sequences"
             )
         fresh = torch.zeros(1, shard.total + 1, dtype=torch.bool)
         fresh[:, ends] = True
@@ -91,8 +95,8 @@ def arrange(group, h, cu_seqlens, refused) -> Rows:
 
 @torch.compiler.disable
 def loss(group, logits, labels, shift_labels, items):
-    """Cross-entropy of the local labels over the number of labels of all ranks (or `items`), times the number of ranks:
-    the mean over the ranks is the loss of the whole sequence, and gradients averaged over the ranks are its gradient."""
+    """Cross-entropy of the local labels over the number of labels of all ranks (or `items`), times the number of ranks.
+    The mean over the ranks is the loss of the whole sequence; gradients averaged over the ranks are its gradient."""
     wire = Wire(group, logits.device)
     given = labels if shift_labels is None else shift_labels
     reports = wire.gather(torch.cat(((given != -100).sum()[None], given[:, 0])).long())
