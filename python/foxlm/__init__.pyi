@@ -9,7 +9,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .model import Model as Model
+from .path_attn import parallel_path_attn as parallel_path_attn
 from .tokenizer import Tokenizer as Tokenizer
+from .wall_attn import build_wall_kv_cache as build_wall_kv_cache
+from .wall_attn import parallel_wall_attn as parallel_wall_attn
+from .wall_attn import parallel_wall_attn_decode as parallel_wall_attn_decode
 
 NumpyArray = np.ndarray[Any, Any]
 Array = TypeVar("Array", NumpyArray, Tensor)
