@@ -6,6 +6,18 @@ from . import _checks, _numpy
 from ._arrays import is_tensor
 
 
+_direct = None
+
+
+def _load_direct():
+    """The path of plain calls to a GPU, which needs PyTorch; an import statement in each call takes longer."""
+    global _direct
+    from ._direct import attention
+
+    _direct = attention
+    return attention
+
+
 def forgetting_attention(
     q,
     k,
@@ -74,10 +86,8 @@ def forgetting_attention(
             )  # fmt: skip
             return (o, lse) if return_lse else o
     if is_tensor(q):
-        from . import _direct
-
         if seq_start is None and cu_seqlens is None and sink_bias is None and not return_lse:
-            o = _direct.attention(
+            o = (_direct or _load_direct())(
                 q, k, v, log_fgate, head_first, sm_scale, adaptive_threshold, window, causal, log_tolerance
             )
             if o is not None:
