@@ -5,6 +5,8 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from .model import Model as Model
 from .path_attn import parallel_path_attn as parallel_path_attn
@@ -36,6 +38,7 @@ def forgetting_attention(
     log_tolerance: float | None = None,
     return_lse: Literal[False] = False,
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Array: ...
 @overload
 def forgetting_attention(
@@ -54,6 +57,7 @@ def forgetting_attention(
     log_tolerance: float | None = None,
     return_lse: Literal[True],
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> tuple[Array, Array]: ...
 def forgetting_attention_backward(
     d_out: NumpyArray,
@@ -83,6 +87,7 @@ def parallel_forgetting_attn(
     head_first: bool = False,
     *,
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Array: ...
 def parallel_attn(
     q: Array,
