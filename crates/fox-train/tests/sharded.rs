@@ -1,5 +1,5 @@
-//! Weights in shards (ZeRO stage 3): the bits and the checkpoints of replicated weights. Ranks are threads of one process,
-//! over TCP.
+//! Weights in shards (ZeRO stage 3): the bits and the checkpoints of replicated weights, and memory as planned. Ranks are
+//! threads of one process, over TCP.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::ops::ControlFlow;
@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fox_dist::{Group, Placement, Rendezvous, free_port};
+use fox_train::cluster::{Cluster, ClusterPlan};
+use fox_train::data::RunData;
 use fox_train::{Event, Recipe, Result, RunSpec, recipe, train_in};
 
 const SHORT: [&str; 9] = [
@@ -218,4 +220,50 @@ fn lost_rank_ends_sharded_run() {
     });
     unwrap(train(&recipe, 2, &out, None));
     assert_same(&whole, &out, "resumed");
+}
+
+/// The pool's peak at the rank that needs the most, where weights outweigh activations.
+#[test]
+fn peak_memory_is_as_planned() {
+    let set = [
+        "model.hidden_size=256",
+        "model.intermediate_size=704",
+        "model.num_hidden_layers=6",
+        "model.num_heads=4",
+        "model.vocab_size=2048",
+        "training.batch=4",
+        "training.tokens=512",
+        "evaluation.sequences=0",
+        "checkpoints.every=0",
+        "metrics.details_every=0",
+    ];
+    let mut peaks = Vec::new();
+    for (shard, more) in [
+        ("weights", &[WEIGHTS][..]),
+        ("weights, recomputed", &[WEIGHTS, "training.recompute=true"][..]),
+        ("weights, accumulated", &[WEIGHTS, "training.micro_batch=1"][..]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let recipe = load("tiny-fox-pro", &[&set[..], more].concat());
+        let ranks = if shard == "weights, accumulated" { 2 } else { 4 };
+        let measured = unwrap(train(&recipe, ranks, &dir.path().join("run"), None));
+        let config = recipe.model_config(RunData::open(&recipe).unwrap().train.vocab_size());
+        let cluster = Cluster {
+            gpus: ranks,
+            nodes: 1,
+            link: 1e9,
+            network: 1e9,
+            rate: 1e9,
+            fetched: 1.0,
+            visited: 1.0,
+            narrow: false,
+        };
+        let planned = ClusterPlan::new(&recipe, &config.unwrap(), &cluster).unwrap().memory;
+        let measured = *measured.iter().max().unwrap() as f64;
+        println!("{shard}: {measured} measured, {planned} planned, {:.3}", planned / measured);
+        peaks.push((shard, planned / measured));
+    }
+    for (shard, ratio) in peaks {
+        assert!((ratio - 1.0).abs() < 0.05, "{shard}: planned / measured is {ratio}");
+    }
 }
