@@ -21,8 +21,8 @@ use crate::simd::{BLOCK, Dot, DotKernel, Level, Simd};
 /// Columns of a panel: two vectors of AVX-512, so that 8 rows have 16 sums in registers, enough for the latency.
 pub const PANEL: usize = 32;
 
-/// Prefetch distance in words: 4 KiB.
-const AHEAD: usize = 1024;
+/// Prefetch distance in words: 8 KiB.
+const AHEAD: usize = 2048;
 
 /// Rows that pass over the panels of a task together, so that their activations stay in L2.
 const ROW_CHUNK: usize = 128;
@@ -133,7 +133,8 @@ impl DotKernel for Multiply<'_> {
                     m += match (end - m, lanes) {
                         (8.., 16) if m == start => self.panel::<D, 8, 2, true>(dot, panel, m),
                         (8.., 16) => self.panel::<D, 8, 2, false>(dot, panel, m),
-                        (4.., _) => self.panel::<D, 4, 2, true>(dot, panel, m),
+                        (4.., _) if m == start => self.panel::<D, 4, 2, true>(dot, panel, m),
+                        (4.., _) => self.panel::<D, 4, 2, false>(dot, panel, m),
                         (2.., 16) => self.panel::<D, 2, 2, true>(dot, panel, m),
                         (2.., 8) => self.panel::<D, 2, 4, true>(dot, panel, m),
                         (2.., _) => self.panel::<D, 2, 8, true>(dot, panel, m),
@@ -148,7 +149,8 @@ impl DotKernel for Multiply<'_> {
 }
 
 impl Multiply<'_> {
-    /// A panel against `M` rows from `m` on, `V` vectors of columns at a time; returns `M`.
+    /// A panel against `M` rows from `m` on, `V` vectors of columns at a time, prefetched for the first rows; returns
+    /// `M`.
     #[inline(always)]
     fn panel<D: Dot, const M: usize, const V: usize, const PREFETCH: bool>(
         &self,
@@ -157,9 +159,10 @@ impl Multiply<'_> {
         m: usize,
     ) -> usize {
         let columns = V * <D::S as Simd>::LANES;
-        for column in (0..PANEL).step_by(columns) {
+        self.tile::<D, M, V, PREFETCH>(dot, panel, 0, m);
+        for column in (columns..PANEL).step_by(columns) {
             if panel * PANEL + column < self.w.width {
-                self.tile::<D, M, V, PREFETCH>(dot, panel, column, m);
+                self.tile::<D, M, V, false>(dot, panel, column, m);
             }
         }
         M
@@ -201,9 +204,9 @@ impl Multiply<'_> {
                     let w = w.add(step * PANEL);
                     let weights: [D::Weights; V] = load::<D, V>(dot, w);
                     if PREFETCH {
-                        for line in (0..V * lanes).step_by(16) {
-                            s.prefetch(w.wrapping_add(AHEAD + line).cast());
-                        }
+                        // The whole step, also for the columns that come later.
+                        s.prefetch(w.wrapping_add(AHEAD).cast());
+                        s.prefetch(w.wrapping_add(AHEAD + PANEL / 2).cast());
                     }
                     for i in 0..M {
                         let x = dot.splat(x.as_ptr().add(i * stride + step * D::WORDS));
