@@ -21,8 +21,8 @@ use crate::simd::{BLOCK, Dot, DotKernel, Level, Simd};
 /// Columns of a panel: two vectors of AVX-512, so that 8 rows have 16 sums in registers, enough for the latency.
 pub const PANEL: usize = 32;
 
-/// Prefetch distance in words: 8 KiB.
-const AHEAD: usize = 2048;
+/// Prefetch distance in words: 16 KiB.
+const AHEAD: usize = 4096;
 
 /// Rows that pass over the panels of a task together, so that their activations stay in L2.
 const ROW_CHUNK: usize = 128;
