@@ -138,9 +138,10 @@ impl DotKernel for Multiply<'_> {
                         (2.., 16) => self.panel::<D, 2, 2, true>(dot, panel, m),
                         (2.., 8) => self.panel::<D, 2, 4, true>(dot, panel, m),
                         (2.., _) => self.panel::<D, 2, 8, true>(dot, panel, m),
-                        (_, 16) => self.panel::<D, 1, 2, true>(dot, panel, m),
-                        (_, 8) => self.panel::<D, 1, 4, true>(dot, panel, m),
-                        _ => self.panel::<D, 1, 8, true>(dot, panel, m),
+                        // The hardware prefetches one sequential read as fast; hints only cost issue slots.
+                        (_, 16) => self.panel::<D, 1, 2, false>(dot, panel, m),
+                        (_, 8) => self.panel::<D, 1, 4, false>(dot, panel, m),
+                        _ => self.panel::<D, 1, 8, false>(dot, panel, m),
                     };
                 }
             }
