@@ -93,11 +93,15 @@ impl DotKernel for Pack<'_> {
         for (x, out) in rows {
             let (out, scales) = out.split_at_mut(blocks * words);
             for (b, out) in out.chunks_exact_mut(words).enumerate() {
-                let x = &x[b * BLOCK..];
-                let mut padded = [0.0; BLOCK];
-                let count = x.len().min(BLOCK);
-                padded[..count].copy_from_slice(&x[..count]);
-                let (scale, offset) = dot.pack(&padded, out);
+                let (rest, padded) = (&x[b * BLOCK..], &mut [0.0; BLOCK]);
+                let block = match rest.first_chunk() {
+                    Some(block) => block,
+                    None => {
+                        padded[..rest.len()].copy_from_slice(rest);
+                        padded
+                    }
+                };
+                let (scale, offset) = dot.pack(block, out);
                 if D::SCALED {
                     (scales[2 * b], scales[2 * b + 1]) = (scale.to_bits(), offset as u32);
                 }

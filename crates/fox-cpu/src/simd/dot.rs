@@ -14,7 +14,7 @@ use super::{Kernel, Level, Simd};
 pub const BLOCK: usize = INT8_BLOCK;
 
 /// Added to a number of at most 2^21, it moves the nearest integer, ties to even, to the lowest bits.
-const TO_INTEGER: f32 = 12_582_912.0;
+pub const TO_INTEGER: f32 = 12_582_912.0;
 
 /// Arithmetic of one weight format on one instruction set.
 pub trait Dot: Copy {
@@ -216,6 +216,12 @@ impl<S: Simd> Dot for Int8<S> {
     }
 }
 
+/// What takes the largest magnitude of a block to 127; zero for a block of zeros, and for NaN.
+#[inline(always)]
+pub fn inverse_of(largest: f32) -> f32 {
+    if largest > 1e-30 { 127.0 / largest } else { 0.0 }
+}
+
 /// Rounds activations to 8 bits, the largest magnitude to 127, four to a word; returns their scale, and -128 times
 /// their sum. NaN and infinity make the scale so, and thereby the products.
 #[inline(always)]
@@ -223,7 +229,7 @@ pub fn quantize(x: &[f32; BLOCK], out: &mut [u32]) -> (f32, i32) {
     // As integers, magnitudes have the same order, and NaN is the largest.
     let largest = x.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7fff_ffff));
     let largest = f32::from_bits(largest);
-    let inverse = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
+    let inverse = inverse_of(largest);
     let mut rounded = [0i8; BLOCK];
     for (rounded, x) in rounded.iter_mut().zip(x) {
         *rounded = (x * inverse + TO_INTEGER).to_bits() as i8;
