@@ -90,7 +90,7 @@ impl Packed {
         });
     }
 
-    /// `y[m, rows] = x[m, cols] w^T + bias` for any number of rows, as [`multiply_panels`].
+    /// `y[m, rows] = x[m, cols] w^T + bias` for any number of rows.
     pub fn multiply(
         &self,
         level: Level,
