@@ -286,20 +286,20 @@ fields are named in the header `x-fox-warning`, or refused with `--strict`.
 
     fn table(text: &mut String, heading: &str, fields: &[Field]) {
         let _ =
-            writeln!(text, "## {heading}\n\n| field | type, default | meaning |\n|---|---|---|");
+            writeln!(text, "## {heading}\n\n| field | meaning | type, default |\n|---|---|---|");
         for Field { name, form, meaning } in fields {
-            let _ = writeln!(text, "| `{name}` | {form} | {meaning} |");
+            let _ = writeln!(text, "| `{name}` | {meaning} | {form} |");
         }
         text.push('\n');
     }
 
     fn page() -> String {
         let mut text = format!(
-            "{HEAD}\n## Routes\n\n| method | path | key | what it is |\n|---|---|---|---|\n"
+            "{HEAD}\n## Routes\n\n| path | what it is | method | key |\n|---|---|---|---|\n"
         );
         for (path, route, meaning) in ROUTES {
             let key = if route.needs_key() { "yes" } else { "no" };
-            let _ = writeln!(text, "| {} | `{path}` | {key} | {meaning} |", route.method());
+            let _ = writeln!(text, "| `{path}` | {meaning} | {} | {key} |", route.method());
         }
         text +=
             "\nWith `FOX_API_KEY` or `--api-key`, the routes with a \"yes\" require the key.\n\n";

@@ -19,10 +19,22 @@ examples. Options that many commands share are [at the end](#shared-options).
 /// Options under these headings are described once, at the end.
 const SHARED: [&str; 2] = ["Device", "Engine"];
 
-/// Help as one paragraph of Markdown: flags in backquotes are left as they are, everything else that Markdown would read
-/// is escaped.
+/// Help as one paragraph of Markdown: flags become code, and what Markdown would read is escaped.
 fn plain(text: &str) -> String {
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut is_code = false;
+    let word = |word: &str| {
+        let was_code = is_code;
+        is_code ^= word.matches('`').count() % 2 == 1;
+        let flag = word.len() - word.trim_start_matches(['(', '[']).len();
+        let (open, rest) = word.split_at(flag);
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && !"-.=_".contains(c));
+        let (flag, close) = rest.split_at(end.unwrap_or(rest.trim_end_matches('.').len()));
+        match !was_code && flag.starts_with("--") {
+            true => format!("{open}`{flag}`{close}"),
+            false => word.to_string(),
+        }
+    };
+    let words = text.split_whitespace().map(word).collect::<Vec<_>>().join(" ");
     words.replace('<', "&lt;").replace('|', "\\|").replace('*', "\\*")
 }
 
