@@ -10,6 +10,7 @@ from ._fla_attention import attn_decoding_one_step, parallel_attn, parallel_forg
 from .kda import chunk_kda, fused_kda_gate, fused_recurrent_kda
 from .mamba import mamba_chunk_scan_combined
 from .model import Model
+from .path_attn import parallel_path_attn
 from .scans import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
@@ -21,11 +22,13 @@ from .scans import (
     fused_recurrent_simple_gla,
 )
 from .tokenizer import Tokenizer
+from .wall_attn import build_wall_kv_cache, parallel_wall_attn, parallel_wall_attn_decode
 
 __all__ = [
     "Model",
     "Tokenizer",
     "attn_decoding_one_step",
+    "build_wall_kv_cache",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_gla",
@@ -43,6 +46,9 @@ __all__ = [
     "mamba_chunk_scan_combined",
     "parallel_attn",
     "parallel_forgetting_attn",
+    "parallel_path_attn",
+    "parallel_wall_attn",
+    "parallel_wall_attn_decode",
     "set_threads",
     "threads",
     "token_shift",

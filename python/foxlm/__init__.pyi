@@ -5,9 +5,15 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from .model import Model as Model
+from .path_attn import parallel_path_attn as parallel_path_attn
 from .tokenizer import Tokenizer as Tokenizer
+from .wall_attn import build_wall_kv_cache as build_wall_kv_cache
+from .wall_attn import parallel_wall_attn as parallel_wall_attn
+from .wall_attn import parallel_wall_attn_decode as parallel_wall_attn_decode
 
 NumpyArray = np.ndarray[Any, Any]
 Array = TypeVar("Array", NumpyArray, Tensor)
@@ -32,6 +38,7 @@ def forgetting_attention(
     log_tolerance: float | None = None,
     return_lse: Literal[False] = False,
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Array: ...
 @overload
 def forgetting_attention(
@@ -50,6 +57,7 @@ def forgetting_attention(
     log_tolerance: float | None = None,
     return_lse: Literal[True],
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> tuple[Array, Array]: ...
 def forgetting_attention_backward(
     d_out: NumpyArray,
@@ -79,6 +87,7 @@ def parallel_forgetting_attn(
     head_first: bool = False,
     *,
     sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
 ) -> Array: ...
 def parallel_attn(
     q: Array,

@@ -6,6 +6,18 @@ from . import _checks, _numpy
 from ._arrays import is_tensor
 
 
+_direct = None
+
+
+def _load_direct():
+    """The path of plain calls to a GPU, which needs PyTorch; an import statement in each call takes longer."""
+    global _direct
+    from ._direct import attention
+
+    _direct = attention
+    return attention
+
+
 def forgetting_attention(
     q,
     k,
@@ -22,6 +34,7 @@ def forgetting_attention(
     log_tolerance=None,
     return_lse=False,
     sink_bias=None,
+    group=None,
 ):
     """Softmax attention with forget gates, as in the Forgetting Transformer (arXiv 2503.02130).
 
@@ -49,6 +62,10 @@ def forgetting_attention(
         log_tolerance: as `adaptive_threshold="auto"`, with another natural logarithm of the softmax fraction than -10.
         return_lse: also return the log of the softmax denominators, `[B, M, H]` (or `[B, H, M]`), without gradient.
         sink_bias: logits `[H]` of an attention sink: a key without a value that every query sees. PyTorch only.
+        group: a `torch.distributed` process group or `DeviceMesh` of one dimension over whose ranks the sequence is
+            sharded: rank `r` has the `r`-th contiguous chunk in all operands (lengths may differ) and gets the output of
+            its queries. `cu_seqlens` and `seq_start` are those of the whole sequence. Only keys that later ranks have not
+            forgotten are sent. Under `torch.compile` the call is a graph break.
 
     Returns:
         `[B, M, H, dv]`, or `[B, H, M, dv]` with `head_first`, of the type of `q`.
@@ -56,11 +73,21 @@ def forgetting_attention(
     Raises:
         ValueError: an argument does not fit; the message says which, and what would.
     """
-    if is_tensor(q):
-        from . import _direct
+    if group is not None:
+        if not is_tensor(q):
+            raise ValueError("group is given with arrays of NumPy; sharded sequences need tensors of PyTorch")
+        from . import _group
 
+        if _group.size(group) > 1:
+            o, lse = _group.attention(
+                q, k, v, log_fgate, group, head_first, seq_start=seq_start, sm_scale=sm_scale, causal=causal,
+                adaptive_threshold=adaptive_threshold, cu_seqlens=cu_seqlens, window=window,
+                log_tolerance=log_tolerance, sink_bias=sink_bias,
+            )  # fmt: skip
+            return (o, lse) if return_lse else o
+    if is_tensor(q):
         if seq_start is None and cu_seqlens is None and sink_bias is None and not return_lse:
-            o = _direct.attention(
+            o = (_direct or _load_direct())(
                 q, k, v, log_fgate, head_first, sm_scale, adaptive_threshold, window, causal, log_tolerance
             )
             if o is not None:

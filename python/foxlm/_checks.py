@@ -87,6 +87,23 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
         raise ValueError(f"adaptive_threshold has shape {shape}; it must be a number or an array {[b, h]}")
 
 
+def causal_attention(q, k, v, cu_seqlens, window, widest: int) -> None:
+    """An error unless these are operands of causal attention with as many queries as keys, heads up to `widest`."""
+    attention_shapes(q, k, v, None, False)
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"{q.shape[1]} queries, but {k.shape[1]} keys; there must be as many")
+    for name, x in (("q", q), ("v", v)):
+        if x.shape[3] > widest:
+            raise ValueError(f"{name} has head dim {x.shape[3]}; it must be from 1 to {widest}")
+    attention_options(q, k, False, None, cu_seqlens, window, None, None)
+
+
+def shaped(name, x, expected) -> None:
+    """An error unless `x` is absent or has this shape."""
+    if x is not None and list(x.shape) != list(expected):
+        raise ValueError(f"{name} has shape {list(x.shape)}, expected {list(expected)}")
+
+
 def packed_shape(cu_seqlens) -> None:
     """An error unless these may be the ends of packed sequences."""
     if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:

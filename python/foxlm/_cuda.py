@@ -12,7 +12,7 @@ import os
 import torch
 from torch.nn.functional import pad
 
-from . import _checks, _core, _scan_torch, _torch
+from . import _checks, _core, _scan_torch, _torch, _transition_torch
 
 _nvrtc_is_loaded = False
 
@@ -196,6 +196,62 @@ def _scan_backward(d_out, d_last, q, k, v, decay, write, skip, state, cu_seqlens
     return made
 
 
+class _Transition:
+    """A call of PaTH or Wall attention: its operands in the kernels' layout, `[B, T, H, d]` with d a multiple of 8."""
+
+    def __init__(self, q, k, v, transition, log_gates, *options):
+        self.dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
+        self.width = (max(q.shape[3], v.shape[3]) + 7) // 8 * 8
+        operands = *[self.arrange(x, self.dtype) for x in (q, k, v)], self.arrange(transition, torch.float32)
+        self.held = *operands, None if log_gates is None else log_gates.float().contiguous()
+        self.shape = (tuple(operands[0].shape), tuple(operands[1].shape), self.dtype == torch.float32)
+        self.options = _transition_torch.packed(q, *options)
+
+    def arrange(self, x, dtype):
+        """`x` contiguous and aligned, in this type, heads filled up with zeros; itself where it is so already."""
+        x = pad(x.to(dtype), (0, self.width - x.shape[3])).contiguous()
+        # The copy engine reads 16 bytes at a time.
+        return x.clone() if x.data_ptr() % 16 else x
+
+    def target(self, out, dtype):
+        """Where to compute what goes to `out`: there, if it fits."""
+        width = self.width if out.ndim == 4 else out.shape[-1]
+        if out.dtype == dtype and out.shape[-1] == width and out.is_contiguous():
+            return out
+        return out.new_empty((*out.shape[:-1], width), dtype=dtype)
+
+    def addresses(self):
+        return [_address(x) for x in self.held]
+
+
+def _transition(q, k, v, transition, log_gates, *options):
+    o, lse = _transition_torch.results(q, k, v)
+    if q.numel() == 0:
+        return o, lse
+    call = _Transition(q, k, v, transition, log_gates, *options)
+    made = call.target(o, call.dtype), call.target(lse, torch.float32)
+    results = [x.data_ptr() for x in made]
+    _core.cuda_transition_forward(_place(q), call.addresses(), results, call.shape, call.options)
+    for out, computed in zip((o, lse), made):
+        _finish(out, computed)
+    return o, lse
+
+
+def _transition_backward(d_out, q, k, v, transition, o, lse, log_gates, *options):
+    made = _transition_torch.gradient_room(d_out, q, k, v, transition, o, lse, log_gates)
+    if q.numel() == 0:
+        return tuple(x.zero_() for x in made)
+    call = _Transition(q, k, v, transition, log_gates, *options)
+    saved = call.arrange(d_out, call.dtype), call.arrange(o, call.dtype), lse.float().contiguous()
+    targets = [call.target(x, torch.float32 if n > 2 else call.dtype) for n, x in enumerate(made)]
+    given = [x.data_ptr() for x in saved]
+    gradients = [0 if log_gates is None and n == 4 else x.data_ptr() for n, x in enumerate(targets)]
+    _core.cuda_transition_backward(_place(q), given, call.addresses(), gradients, call.shape, call.options)
+    for out, computed in zip(made, targets):
+        _finish(out, computed)
+    return made
+
+
 def _on_its_device(function):
     """The library makes the GPU of its operands the current one; afterwards it is PyTorch's choice again."""
 
@@ -211,5 +267,7 @@ for _name, _function in (
     ("attention_backward", _attention_backward),
     ("scan", _scan),
     ("scan_backward", _scan_backward),
+    ("transition_attention", _transition),
+    ("transition_attention_backward", _transition_backward),
 ):
     _torch.LIBRARY.impl(_name, _on_its_device(_function), "CUDA")

@@ -28,6 +28,11 @@ except ImportError:  # a PyTorch without CUDA, or with other names for these
 
 _is_cuda = Tensor.is_cuda.__get__
 _ordinal = Tensor.get_device
+# Names of this module: a call takes a tenth longer when it looks them up in others.
+_address = Tensor.data_ptr
+_autocasts = torch.is_autocast_enabled
+_compiles = torch.compiler.is_compiling
+_records = torch.is_grad_enabled
 _NUMBER = (float, int, type(None))
 # By everything that a kind follows from; cleared when it has grown to this size.
 _kinds: dict = {}
@@ -60,10 +65,11 @@ class _Kind:
     """What calls with the same shapes, strides, types and options have in common. Tensors are as the caller has them,
     heads before time with `head_first`."""
 
-    __slots__ = ("call", "head_first", "options", "square", "strides")
+    __slots__ = ("call", "head_first", "launch", "options", "square", "strides")
 
     def __init__(self, call, head_first, options, q, k, v, gates):
         self.call = call
+        self.launch = call.core.forward
         self.head_first = head_first
         self.options = options
         # Whether the log sums are shaped as the gates are.
@@ -73,8 +79,8 @@ class _Kind:
     def forward(self, where, at, q, bounds, lse):
         """The output; the log sums go to `lse`, if it is there."""
         o = empty_like(q)
-        bounds, lse = 0 if bounds is None else bounds.data_ptr(), 0 if lse is None else lse.data_ptr()
-        self.call.core.forward(where, _stream(where), *at, bounds, o.data_ptr(), lse)
+        bounds, lse = 0 if bounds is None else _address(bounds), 0 if lse is None else _address(lse)
+        self.launch(where, _stream(where), *at, bounds, _address(o), lse)
         return o
 
     def room_for_sums(self, q, gates):
@@ -142,7 +148,7 @@ def _find(q, k, v, gates, head_first, scale, threshold, window, causal, log_tole
 
 def attention(q, k, v, gates, head_first, scale, threshold, window, causal, log_tolerance):
     """Forgetting attention, arguments as in `foxlm.forgetting_attention`; None if it has to go the general way."""
-    if torch.compiler.is_compiling() or not _possible or _is_watched():
+    if _compiles() or not _possible or _is_watched():
         return None
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
@@ -151,11 +157,14 @@ def attention(q, k, v, gates, head_first, scale, threshold, window, causal, log_
         return None
     if gates is not None and (type(gates) is not Tensor or where != _ordinal(gates)):
         return None
-    q, k, v = _torch.autocast("cuda", q, k, v)
+    if _autocasts("cuda"):
+        q, k, v = _torch.autocast("cuda", q, k, v)
     bounded = threshold is not None and not isinstance(threshold, str)
+    # Strides follow from the shape of a contiguous tensor, but for axes of one element.
     key = (
-        q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype,
-        None if gates is None else (gates.shape, gates.stride(), gates.dtype),
+        q.shape, q.is_contiguous() or q.stride(), q.dtype, k.shape, k.is_contiguous() or k.stride(), k.dtype,
+        v.shape, v.is_contiguous() or v.stride(), v.dtype,
+        None if gates is None else (gates.shape, gates.is_contiguous() or gates.stride(), gates.dtype),
         head_first, scale, bounded or threshold, window, causal, log_tolerance,
     )  # fmt: skip
     try:
@@ -168,14 +177,14 @@ def attention(q, k, v, gates, head_first, scale, threshold, window, causal, log_
         return None
     if kind is None:
         return None
-    at = _addresses(q, k, v, gates)
-    if at is None:
+    a, b, c, d = _address(q), _address(k), _address(v), 0 if gates is None else _address(gates)
+    if (a | b | c | d) % 16:  # the copy engine reads 16 bytes at a time
         return None
-    bounds = None
+    at, bounds = (a, b, c, d), None
     if bounded:
         heads, time = (1, 2) if head_first else (2, 1)
         bounds = _torch.bounds_of(threshold, q.shape[0], q.shape[heads], k.shape[time], q.device)
-    if torch.is_grad_enabled() and (
+    if _records() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (gates is not None and gates.requires_grad)
     ):
         return _Attention.apply(q, k, v, gates, bounds, kind, where, at)

@@ -11,7 +11,7 @@ _WIDEST = 256
 
 
 def parallel_forgetting_attn(
-    q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, *, sink_bias=None, **kwargs
+    q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, *, sink_bias=None, group=None, **kwargs
 ):
     """Forgetting attention with the signature of flash-linear-attention.
 
@@ -24,6 +24,7 @@ def parallel_forgetting_attn(
         window_size: a query sees only the last `window_size` keys.
         cu_seqlens: 0 and the ends of packed sequences `[sequences + 1]`; needs `B = 1`.
         sink_bias: logits `[HQ]` of a key without a value that every query sees.
+        group: process group over whose ranks the sequence is sharded, as in `foxlm.forgetting_attention`.
 
     Returns:
         `[B, T, HQ, V]`.
@@ -40,6 +41,7 @@ def parallel_forgetting_attn(
         window=window_size,
         cu_seqlens=cu_seqlens,
         sink_bias=sink_bias,
+        group=group,
     )
 
 

@@ -73,3 +73,27 @@ def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
         o = scale * torch.einsum("bhkv,bhk->bhv", s, q[:, t])
         rows.append(o if skip is None else o + skip[:, None] * v[:, t])
     return torch.stack(rows, 1) if rows else torch.zeros_like(v), s
+
+
+def transition_attention(q, k, v, step, log_gates, cu_seqlens, scale, window=None, sink_bias=None):
+    """Causal attention whose keys are transformed before each later query: `step(keys, t)` are the keys `[B, n, H, d]`
+    of all heads after the transition of token `t`, which stands before the key of `t` is added."""
+    time, heads = q.shape[1], q.shape[2]
+    wide = lambda x: x.double().repeat_interleave(heads // x.shape[2], 2)
+    k, v = wide(k), wide(v)
+    c = torch.zeros(q.shape[:3], dtype=torch.float64, device=q.device)
+    c = c if log_gates is None else log_gates.double().cumsum(1)
+    ends = [0, time] if cu_seqlens is None else cu_seqlens.tolist()
+    rows = []
+    for first, end in zip(ends, ends[1:]):
+        keys = k[:, first:first]
+        for t in range(first, end):
+            keys = torch.cat((step(keys, t), k[:, t : t + 1]), 1)
+            seen = slice(max(first, t + 1 - window) if window is not None else first, t + 1)
+            s = scale * torch.einsum("bhd,bnhd->bnh", q[:, t], keys[:, seen.start - first :])
+            s = s + c[:, t, None] - c[:, seen]
+            if sink_bias is not None:
+                s = torch.cat((s, sink_bias.double().expand(q.shape[0], 1, heads)), 1)
+            weights = s.softmax(1)[:, : t + 1 - seen.start]
+            rows.append(torch.einsum("bnh,bnhd->bhd", weights, v[:, seen]))
+    return torch.stack(rows, 1) if rows else v.new_zeros(*q.shape[:3], v.shape[3])

@@ -9,42 +9,48 @@ from __future__ import annotations
 
 import torch
 
-from ._torch import attention_backward
 
+def with_sinks(op, backward, operands, tensors):
+    """As `op`, which returns `(o, lse)`, with a sink `[H]` as the first argument.
 
-class _WithSink(torch.autograd.Function):
-    """`(o, lse)` of attention with a sink `[H]`."""
+    `op` takes `operands` tensors, log gates, further tensors up to `tensors` in all, and options; `backward` takes the
+    gradient of the output, the operands, `o`, `lse`, and the rest, and returns gradients of the operands and the gates.
+    """
 
-    generate_vmap_rule = True
+    class WithSink(torch.autograd.Function):
+        generate_vmap_rule = True
 
-    @staticmethod
-    def forward(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink, *options):
-        o, lse = torch.ops.foxlm.attention.default(q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
-        sink = sink.to(lse.dtype)
-        o = (o.to(lse.dtype) * torch.sigmoid(lse - sink)[..., None]).to(o.dtype)
-        return o, torch.logaddexp(lse, sink)
+        @staticmethod
+        def forward(sink, *arguments):
+            o, lse = op(*arguments)
+            sink = sink.to(lse.dtype)
+            o = (o.to(lse.dtype) * torch.sigmoid(lse - sink)[..., None]).to(o.dtype)
+            return o, torch.logaddexp(lse, sink)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:8], *output)
-        ctx.options = inputs[8:]
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            sink, *arguments = inputs
+            ctx.save_for_backward(*arguments[:operands], *output, *arguments[operands:tensors], sink)
+            ctx.options = arguments[tensors:]
+            ctx.mark_non_differentiable(output[1])
+            ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def backward(ctx, d_out, _):
-        if d_out is None:
-            return (None,) * (8 + len(ctx.options))
-        q, k, v, log_gates, *tensors, sink, o, lse = ctx.saved_tensors
-        grads = attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
-        weight = torch.exp(sink.to(lse.dtype) - lse)
-        d_sink = -(weight * (d_out.to(lse.dtype) * o.to(lse.dtype)).sum(-1)).sum((0, 1)).to(sink.dtype)
-        d_gates = None if log_gates is None else grads[3]
-        return *grads[:3], d_gates, None, None, None, d_sink, *[None] * len(ctx.options)
+        @staticmethod
+        def backward(ctx, d_out, _):
+            nothing = [None] * (tensors + len(ctx.options) - operands - 1)
+            if d_out is None:
+                return None, *[None] * (operands + 1), *nothing
+            *saved, sink = ctx.saved_tensors
+            o, lse, log_gates = saved[operands : operands + 3]
+            grads = backward(d_out, *saved, *ctx.options)
+            weight = torch.exp(sink.to(lse.dtype) - lse)
+            d_sink = -(weight * (d_out.to(lse.dtype) * o.to(lse.dtype)).sum(-1)).sum((0, 1)).to(sink.dtype)
+            return d_sink, *grads[:operands], None if log_gates is None else grads[operands], *nothing
 
+    def call(sink, q, *arguments):
+        if list(sink.shape) != [q.shape[2]]:
+            expected = f"expected {[q.shape[2]]}: one for each query head"
+            raise ValueError(f"sink_bias has shape {list(sink.shape)}, {expected}")
+        return WithSink.apply(sink, q, *arguments)
 
-def attention(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink, *options):
-    """As the op `foxlm::attention`, with a sink `[H]`."""
-    if list(sink.shape) != [q.shape[2]]:
-        raise ValueError(f"sink_bias has shape {list(sink.shape)}, expected {[q.shape[2]]}: one for each query head")
-    return _WithSink.apply(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink, *options)
+    return call

@@ -12,6 +12,7 @@ from torch._C import _are_functorch_transforms_active as _transforms_are_active
 from torch.autograd import forward_ad
 
 from . import _checks, _core
+from ._sinks import with_sinks
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 LIBRARY = torch.library.Library("foxlm", "DEF")
@@ -175,6 +176,7 @@ _Backward = without_gradients(torch.ops.foxlm.attention_backward.default)
 LIBRARY.impl("attention_backward", with_gradients(_Backward, torch.ops.foxlm.attention_backward.default), "Autograd")
 attention_forward = entry(_Attention, "attention")
 attention_backward = entry(_Backward, "attention_backward")
+_with_sinks = with_sinks(lambda *x: torch.ops.foxlm.attention.default(*x), attention_backward, 3, 7)
 
 
 def check(**tensors):
@@ -227,9 +229,7 @@ def attention(
         bounds, log_tolerance = bounds_of(threshold, b, h, n, q.device, seq_start, cu_seqlens), 0.0
     options = scale, causal, window, log_tolerance
     if sink_bias is not None:
-        from . import _sinks
-
-        return _sinks.attention(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink_bias, *options)
+        return _with_sinks(sink_bias, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
     return attention_forward(q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
 
 

@@ -3,7 +3,8 @@
 //!
 //! - `array`: one such array; reading it as a tensor, in place where it lies right, and writing to it.
 //! - `runtime`: threads and memory of this process, made anew after a fork.
-//! - `attention`: forgetting attention, forward and backward; `scan`: linear recurrences.
+//! - `attention`: forgetting attention, forward and backward; `transition`: PaTH and Wall attention; `scan`: linear
+//!   recurrences.
 //! - `cuda`: the same on a GPU, on the caller's stream.
 //! - `model`: a language model and its engine; `tokenizer`: text to ids and back.
 
@@ -15,6 +16,7 @@ mod model;
 mod runtime;
 mod scan;
 mod tokenizer;
+mod transition;
 
 use pyo3::prelude::*;
 
@@ -23,7 +25,10 @@ mod _core {
     #[pymodule_export]
     use super::attention::{attention_backward, attention_forward};
     #[pymodule_export]
-    use super::cuda::{CudaAttention, cuda_memory, cuda_scan_backward, cuda_scan_forward};
+    use super::cuda::{
+        CudaAttention, cuda_memory, cuda_scan_backward, cuda_scan_forward,
+        cuda_transition_backward, cuda_transition_forward,
+    };
     #[pymodule_export]
     use super::model::{Model, Tokens};
     #[pymodule_export]
@@ -32,6 +37,8 @@ mod _core {
     use super::scan::{scan_backward, scan_forward};
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
+    #[pymodule_export]
+    use super::transition::{transition_backward, transition_forward};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

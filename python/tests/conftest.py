@@ -13,3 +13,13 @@ def need(module):
     if REQUIRED or importlib.util.find_spec(module) is not None:
         return importlib.import_module(module)
     return pytest.skip(f"{module} is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Processes that form gloo groups of 1 to 4 ranks."""
+    from ranks import Ranks
+
+    made = Ranks()
+    yield made
+    made.close()

@@ -26,7 +26,9 @@ import torch.utils.checkpoint
 
 import foxlm
 
-SUITES = ("forgetting_attn", "attn", "attn_sink", "delta", "gdn", "gla", "simple_gla", "kda")
+SUITES = ("forgetting_attn", "attn", "attn_sink", "delta", "gdn", "gla", "simple_gla", "kda", "path_attn", "wall_attn")
+# Other names under which FLA's tests import ops.
+ALIASES = {"parallel_path_attention": "parallel_path_attn"}
 # Tests of what foxlm does not have, by a part of their names.
 INEXPRESSIBLE = {
     "flash_qla": "tests the choice of FLA's kernels",
@@ -115,6 +117,13 @@ def kda_in_blocks(recurrent):
     return run
 
 
+def global_cumsum(x, reverse=False, scale=None, cu_seqlens=None, output_dtype=torch.float32, **_):
+    """FLA's sums over time, whose kernel needs a GPU."""
+    ends = [0, x.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    sums = torch.cat([x[:, a:e].float().cumsum(1) for a, e in zip(ends, ends[1:])], 1)
+    return (sums if scale is None else sums * scale).to(output_dtype)
+
+
 def suite_of(nodeid):
     """The file of a test, or its class."""
     file, *names = nodeid.split("::")
@@ -172,6 +181,12 @@ class Plugin:
             elif name.replace("chunk", "fused_recurrent", 1) in self.references:
                 # The reference of a fused op is a chunked one, whose kernels need a GPU: the naive recurrence instead.
                 setattr(module, name, self.references[name.replace("chunk", "fused_recurrent", 1)])
+        for name, ours in ALIASES.items():
+            if hasattr(module, name):
+                setattr(module, name, getattr(foxlm, ours))
+        if not self.cuda and hasattr(module, "naive_wall_attn"):
+            for holder in (module, sys.modules[module.naive_wall_attn.__module__]):
+                holder.chunk_global_cumsum = global_cumsum
         if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "replaced"):
             module.naive_recurrent_kda, module.replaced = kda_in_blocks(module.naive_recurrent_kda), True
 

@@ -7,6 +7,7 @@ by `bench/h200.py`.
 import pytest
 import test_attention_torch as attention
 import test_scans_torch as scans
+import test_transitions as transitions
 from conftest import need
 
 torch = need("torch")
@@ -113,6 +114,24 @@ class Stand:
         d_out, d_last = described(given[0], shape[1], shape[3], False), self.states(given[1], shape, options)
         made = [*self.scan(gradients, shape), self.states(gradients[6], shape, options)]
         _core.scan_backward(d_out, d_last, x[:3], [*x[3:], first], made, options)
+
+    @staticmethod
+    def transition(at, shape, options):
+        (b, t, h, d), (_, _, hk, _), wide = shape
+        shapes = [(b, t, h, d), (b, t, hk, d), (b, t, hk, d), (b, t, hk if options[0] else h, d), (b, t, h)]
+        x = [described(a, s, wide or n > 2, False) for n, (a, s) in enumerate(zip(at, shapes))]
+        return x[:4], x[4]
+
+    def cuda_transition_forward(self, place, at, results, shape, options):
+        assert all(address % 16 == 0 for address in at[:3])
+        made = [described(results[0], shape[0], shape[2], False), described(results[1], shape[0][:3], True, False)]
+        _core.transition_forward(*self.transition(at, shape, options), made, options)
+
+    def cuda_transition_backward(self, place, given, at, gradients, shape, options):
+        d_out, o = (described(a, shape[0], shape[2], False) for a in given[:2])
+        saved = [o, described(given[2], shape[0][:3], True, False)]
+        x, made = self.transition(at, shape, options), self.transition(gradients, shape, options)
+        _core.transition_backward(d_out, *x, saved, made, options)
 
 
 @pytest.fixture
@@ -359,5 +378,33 @@ def test_scans(make, dtype, stand, monkeypatch):
     given = torch.randn(o.shape).to(o.dtype), torch.randn(last.shape) if last.numel() else None
     want = torch.ops.foxlm.scan_backward(*given, *arguments[:-1])
     for n, (a, b) in enumerate(zip(cuda._scan_backward(*given, *arguments[:-1]), want)):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert b.numel() == 0 or scans.error(a, b) < (1e-6 if dtype == torch.float32 else 2e-2), n
+
+
+@pytest.mark.parametrize("name", ["path with gates", "path packed", "wall with gates and window", "wall at 2 nats a step"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_transitions(name, dtype, stand):
+    x, ours, _ = transitions.CASES[name]()
+    x = [a.detach().to(dtype) for a in x]
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.foxlm.transition_attention.default:
+                seen.append(args)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        ours(*x)
+    (arguments,) = seen
+    arguments = [*arguments, *[None] * (9 - len(arguments))]
+    o, lse = torch.ops.foxlm.transition_attention(*arguments)
+    got, sums = cuda._transition(*arguments)
+    limit = 1e-6 if dtype == torch.float32 else 1e-2
+    assert got.dtype == o.dtype and scans.error(got, o) < limit and scans.error(sums, lse) < limit
+    given = torch.randn(o.shape).to(dtype), *arguments[:4], o, lse, *arguments[4:]
+    want = torch.ops.foxlm.transition_attention_backward(*given)
+    for n, (a, b) in enumerate(zip(cuda._transition_backward(*given), want)):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert b.numel() == 0 or scans.error(a, b) < (1e-6 if dtype == torch.float32 else 2e-2), n

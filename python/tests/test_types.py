@@ -16,7 +16,7 @@ from typing import assert_type
 
 import foxlm
 import foxlm.hf
-from foxlm import Model, Tokenizer, chunk_kda, forgetting_attention
+from foxlm import Model, Tokenizer, chunk_kda, context, forgetting_attention
 
 x = torch.randn(1, 8, 2, 16)
 gates = torch.zeros(1, 8, 2)
@@ -28,6 +28,13 @@ print(forgetting_attention(a, a, a).mean())
 y, state = chunk_kda(x, x, x, -x.abs(), gates, output_final_state=True)
 assert_type(state, torch.Tensor | None)
 print(foxlm.chunk_gla(x, x, x, -x.abs())[0].sum(), foxlm.parallel_attn(x, x, x).sum())
+
+
+def sharded(group: torch.distributed.ProcessGroup, model: foxlm.hf.FoxForCausalLM) -> int:
+    part = context.chunk(x, group)
+    assert_type(forgetting_attention(part, part, part, group=group), torch.Tensor)
+    model.context_parallel(group)
+    return context.traffic(reset=True).sent
 
 
 def load(folder: str) -> None:
@@ -86,6 +93,8 @@ def public(module):
 
 def test_everything_public_is_documented():
     modules = [foxlm]
+    if importlib.util.find_spec("torch") is not None:
+        modules.append(importlib.import_module("foxlm.context"))
     if importlib.util.find_spec("transformers") is not None:
         modules.append(importlib.import_module("foxlm.hf"))
     named = [x for module in modules for x in public(module) if not isinstance(x[1], str)]

@@ -22,6 +22,7 @@
 //!
 //! Latencies are not counted: a step has few large messages.
 
+use fox_model::mixers::StateSpec;
 use fox_model::{MixerConfig, ModelConfig, ParamSpec};
 
 use crate::recipe::ParallelRecipe;
@@ -135,6 +136,12 @@ impl ClusterPlan {
         let (mut fetched, mut held) = (0.0, 0.0);
         for layer in 0..config.num_layers {
             let mixer = config.mixer_of(layer);
+            if let StateSpec::Recurrent(state) = mixer.state(config) {
+                // The state, and the last rows of the convolutions.
+                let convs = state.convs.iter().map(|conv| (conv.taps - 1) * conv.channels);
+                fetched += (state.scan + convs.sum::<usize>()) as f64 * F32;
+                continue;
+            }
             let (heads, head_dim) = mixer.heads(config);
             let keys = (2 * mixer.key_heads(config) * head_dim) as f64;
             let forgets = mixer.forgetting().is_some_and(|mixer| mixer.gate.forgets());
@@ -175,11 +182,14 @@ fn part_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
         let mixer = config.mixer_of(layer);
         let flops = mixer.train_flops(config, length);
         mixing += flops;
-        of_part += flops * last_pairs(length as f64, parts, window(mixer));
+        of_part += match mixer.state(config) {
+            StateSpec::Recurrent(_) => flops / parts,
+            _ => flops * last_pairs(length as f64, parts, window(mixer)) * visited,
+        };
     }
     let products = config.train_flops_per_token(length) - mixing;
     let again = if recipe.training.recompute { 4.0 / 3.0 } else { 1.0 };
-    again * length as f64 * (products / parts + of_part * visited)
+    again * length as f64 * (products / parts + of_part)
 }
 
 /// Tokens that a query sees at most.
@@ -237,6 +247,23 @@ mod tests {
         );
         assert_eq!(one.compute, batch_flops(&recipe, &config, 1.0) / 4e14);
         assert_eq!((one.step(), one.overlapped()), (one.compute, one.compute));
+    }
+
+    #[test]
+    fn recurrent_layers_send_their_state() {
+        let set = ["parallel.context=2".to_string(), "training.batch=8".to_string()];
+        let recipe = recipe::load("gated-delta-net-125m", &set).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
+        let plan = ClusterPlan::new(&recipe, &config, &cluster(2, 1)).unwrap();
+        let StateSpec::Recurrent(state) = config.mixer_of(0).state(&config) else {
+            panic!("not recurrent")
+        };
+        let rows = state.convs.iter().map(|conv| (conv.taps - 1) * conv.channels);
+        let values = config.num_layers * (state.scan + rows.sum::<usize>());
+        // There and back, for 8 sequences.
+        assert_eq!(plan.key_bytes, (8 * 2 * 4 * values) as f64);
+        let whole = batch_flops(&recipe, &config, 0.5) / 4e14;
+        assert!((plan.compute * 2.0 / whole - 1.0).abs() < 1e-12, "both halves cost the same");
     }
 
     #[test]
@@ -299,7 +326,8 @@ mod tests {
 
     #[test]
     fn indivisible_recipes_have_no_plan() {
-        let recipe = recipe::load("mamba2-125m", &["training.batch=8".to_string()]).unwrap();
+        // Mamba-1 layers need whole sequences.
+        let recipe = recipe::load("samba-760m", &["training.batch=8".to_string()]).unwrap();
         let config = recipe.model_config(50_257).unwrap();
         let plans = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap();
         assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);

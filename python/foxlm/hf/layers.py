@@ -155,11 +155,16 @@ class FoxAttention(nn.Module):
         fresh=None,
         past_key_values=None,
         output_attentions=False,
+        shard=None,
     ):
-        """x `[B, T, D]`: `[B, T, D]`, and the attention weights `[B, H, T, N]` where they are asked for."""
+        """x `[B, T, D]`: `[B, T, D]`, and the attention weights `[B, H, T, N]` where they are asked for. With `shard`
+        these are the tokens of one rank, and `cu_seqlens` those of all."""
         config = self.config
         state = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         before = (None, None) if state is None else state.last_raw()
+        if shard is not None and (config.use_k_shift or config.use_v_shift):
+            row = shard.previous_row(x)
+            before = [p.linear(row)[:, 0] if isinstance(p, ShiftLinear) else None for p in (self.k_proj, self.v_proj)]
         q = self.q_proj(x)
         k, raw_keys = self._project(self.k_proj, x, mask, moves, fresh, before[0])
         v, raw_values = self._project(self.v_proj, x, mask, moves, fresh, before[1])
@@ -192,7 +197,8 @@ class FoxAttention(nn.Module):
             if moves is not None:
                 q = moves.take(q, moves.queries)
                 k, v, log_gates = (None if y is None else moves.take(y, moves.keys) for y in (k, v, log_gates))
-            o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
+            keys, group = (k.shape[1], None) if shard is None else (shard.total, shard.group)
+            o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(keys), group=group)
             o = o if moves is None else moves.take(o, moves.results)
         o = o.reshape(*x.shape[:2], -1)
         if config.use_output_norm:

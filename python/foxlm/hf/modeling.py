@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,10 +12,16 @@ from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from . import context
 from .cache import FoxCache, adopt
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
 from .layers import FoxAttention, FoxBlock, RMSNorm, gate_biases
 from .rows import arrange
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Self
 
 
 class FoxPreTrainedModel(PreTrainedModel):
@@ -82,6 +89,12 @@ class FoxModel(FoxPreTrainedModel):
     def set_input_embeddings(self, value):
         self.embeddings = value
 
+    def context_parallel(self, group: ProcessGroup | DeviceMesh | None) -> Self:
+        """Shards sequences over the ranks of a process group (or of a `DeviceMesh` of one dimension): afterwards every
+        rank calls the model with its contiguous chunk of each row, see `foxlm.context.chunk`. None ends this."""
+        self.context_group = group
+        return self
+
     def forward(
         self,
         input_ids=None,
@@ -118,9 +131,20 @@ class FoxModel(FoxPreTrainedModel):
         config = self.config
         chosen = use_cache is not None or past_key_values is not None
         use_cache = (config.use_cache and not self.training) if use_cache is None else use_cache
+        group = context.group_of(self)
+        if group is not None:
+            given = {
+                "past_key_values": past_key_values is not None, "use_cache": chosen and use_cache,
+                "position_ids": position_ids is not None, "seq_idx": seq_idx is not None,
+                "output_attentions": bool(config.output_attentions if output_attentions is None else output_attentions),
+                "attention_mask": attention_mask is not None and not bool((attention_mask != 0).all()),
+            }  # fmt: skip
+            rows, use_cache = context.arrange(group, h, cu_seqlens, _sharding_refuses(given)), False
+            past_key_values = None
         cache = None if past_key_values is None else adopt(past_key_values, self)
         past = 0 if cache is None else cache.get_seq_length()
-        rows = arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, h.device)
+        if group is None:
+            rows = arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, h.device)
         if cache is None and use_cache:
             cache = FoxCache(len(self.layers))
         if rows.shared["cu_seqlens"] is not None and cache is not None:
@@ -143,6 +167,18 @@ class FoxModel(FoxPreTrainedModel):
             attentions=tuple(attentions) if wanted else None,
         )
         return out if _as_dict(config, return_dict) else out.to_tuple()
+
+
+def _sharding_refuses(given):
+    """A sentence about the first argument that sequences on several ranks cannot have."""
+    for name, is_given in given.items():
+        if is_given:
+            reason = "has zeros" if name == "attention_mask" else "is given"
+            return (
+                f"{name} {reason} with context_parallel; use cu_seqlens of the whole sequence for packed tokens, and "
+                "context_parallel(None) to generate"
+            )
+    return None
 
 
 def _checkpointed(layer, cache):
@@ -209,6 +245,12 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         mask = model_kwargs.get("attention_mask")
         return positions if mask is None or mask.ndim != 2 else (mask.long().cumsum(-1) - 1).clamp(min=0)
 
+    def context_parallel(self, group: ProcessGroup | DeviceMesh | None) -> Self:
+        """As `FoxModel.context_parallel`. `labels` are those of the chunk, and the loss is such that its mean over the
+        ranks is that of the whole sequence: average gradients over the ranks, as DDP and FSDP do."""
+        self.model.context_parallel(group)
+        return self
+
     def init_continuous_batching(self, *_, **__):
         """Refused: the library's paged cache holds keys and values alone."""
         raise NotImplementedError(
@@ -265,7 +307,11 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         logits = self.lm_head(h)
         loss = None
         if labels is not None or shift_labels is not None:
-            loss = _loss(logits, labels, shift_labels, items)
+            group = context.group_of(self.model)
+            if group is None:
+                loss = _loss(logits, labels, shift_labels, items)
+            else:
+                loss = context.loss(group, logits, labels, shift_labels, items)
             if self.config.use_l2warp and self.training:
                 loss = _L2Warp.apply(loss, logits)
         result = CausalLMOutputWithPast(

@@ -5,6 +5,7 @@
 
 mod attention;
 mod scan;
+mod transition;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use pyo3::prelude::*;
 
 pub use attention::CudaAttention;
 pub use scan::{cuda_scan_backward, cuda_scan_forward};
+pub use transition::{cuda_transition_backward, cuda_transition_forward};
 
 /// A GPU and one CUDA stream of the caller, which orders kernels and scratch memory.
 struct Session {

@@ -234,5 +234,13 @@ mod tests {
             std::fs::write(&path, &whole[..at]).unwrap();
             assert!(matches!(check(), Err(Error::BadShard { .. })), "cut {at}");
         }
+        // A shard that grew is not called truncated alone.
+        for more in [1, 16, 4096] {
+            let mut grown = whole.clone();
+            grown.resize(whole.len() + more, 7);
+            std::fs::write(&path, &grown).unwrap();
+            let error = check().unwrap_err().to_string();
+            assert!(error.contains("something was appended"), "{more}: {error}");
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Fetch {
     heads: usize,
 }
 
-/// Successive rows of a head that travel. Rows are counted at their home and among the keys of the rank that key_ranges them.
+/// Successive rows of a head that travel. Rows are counted at their home and among the keys of the rank that needs them.
 /// The gates of all heads travel together, as one head.
 struct HeadRows {
     tensor: usize,
@@ -70,7 +70,7 @@ impl Fetch {
         if tensor == GATES { self.heads } else { self.head_dim }
     }
 
-    /// What rank `to` key_ranges of rank `from`, in the order in which it travels: gates first.
+    /// What rank `to` needs of rank `from`, in the order in which it travels: gates first.
     fn head_rows(&self, from: usize, to: usize) -> Vec<HeadRows> {
         let (mut gates, mut keys) = (Vec::new(), Vec::new());
         for range in &self.key_ranges[to] {
@@ -100,7 +100,7 @@ impl Fetch {
         last.map_or(0, |n| n.key_row + n.chunk.position + n.chunk.len - n.first)
     }
 
-    /// Whether this rank's own keys are all it key_ranges, in their order.
+    /// Whether this rank needs its own keys only, in their order.
     fn is_whole(&self) -> bool {
         let mut key_ranges = self.key_ranges[self.index()].iter();
         key_ranges
@@ -154,7 +154,7 @@ impl Fetch {
         Ok(message)
     }
 
-    /// Hands over the rows of a message, on the device of `like`: the head_rows, and a matrix that has them from a row on.
+    /// Hands over the rows of a message, on the device of `like`: the rows of a head, and a matrix that has them from a row on.
     fn unpack(
         &self,
         head_rows: &[HeadRows],
@@ -211,7 +211,7 @@ impl CustomOp for Fetch {
             return Ok(inputs.iter().map(|&x| x.clone()).collect());
         }
         let backend = inputs[0].device().backend();
-        // Zeros where a head key_ranges fewer keys than another.
+        // Zeros where a head needs fewer keys than another.
         let mut all = like(&own, |x| x.device().zeros([self.key_rows(), x.cols()], x.dtype()))?;
         for (all, own) in all.iter_mut().flatten().zip(own.iter().flatten()) {
             for [here, among_keys, len] in self.own_rows() {

@@ -23,7 +23,7 @@ impl Bounds {
     }
 }
 
-/// What all ranks must know to decide who key_ranges what: sums of the log gates, and a bound on the logits.
+/// What all ranks must know to decide who needs what: sums of the log gates, and a bound on the logits.
 pub(super) fn share_gate_sums(
     part: &SequenceShard,
     own: &LocalKeys<'_>,

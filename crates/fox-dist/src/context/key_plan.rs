@@ -1,4 +1,4 @@
-//! Which earlier keys a rank key_ranges.
+//! Which earlier keys a rank needs.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::split::{SequenceChunk, SequenceSplit};
 /// the borders of blocks where a single rank has them.
 pub(super) const BLOCK: usize = 64;
 
-/// GateSums are rounded and thresholds computed elsewhere too: blocks this close to the threshold, in nats, travel.
+/// Gate sums are rounded and thresholds computed elsewhere too: blocks this close to the threshold, in nats, travel.
 const MARGIN: f64 = 1e-3;
 
 /// What all ranks know about the sequences of a layer.
@@ -57,7 +57,7 @@ impl GateSums {
         }
     }
 
-    /// The first key that a head of the `i`-th chunk of a rank key_ranges, of those before the chunk: keys across which the
+    /// The first key that a head of the `i`-th chunk of a rank needs, of those before the chunk: keys across which the
     /// decay is below `threshold` are forgotten.
     fn start(
         &self,
@@ -79,14 +79,14 @@ impl GateSums {
     }
 }
 
-/// The earlier keys that a chunk key_ranges, as positions of its sequence.
+/// The earlier keys that a chunk needs, as positions of its sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyRange {
     /// The chunk.
     pub chunk: SequenceChunk,
-    /// First key that any head key_ranges, a multiple of [`BLOCK`]; gates are needed from here on.
+    /// First key that any head needs, a multiple of [`BLOCK`]; gates are needed from here on.
     pub first: usize,
-    /// First key that each key head key_ranges.
+    /// First key that each key head needs.
     pub starts: Vec<usize>,
     /// Row of the key at position `first` among the rank's keys.
     pub key_row: usize,
@@ -100,7 +100,7 @@ pub(super) struct AttentionReach {
     pub window: Option<usize>,
 }
 
-/// What a rank key_ranges. `threshold(sequence, head)` is the decay below which a key is forgotten; without `sums` nothing
+/// What a rank needs. `threshold(sequence, head)` is the decay below which a key is forgotten; without `sums` nothing
 /// is.
 pub(super) fn key_ranges(
     split: &SequenceSplit,

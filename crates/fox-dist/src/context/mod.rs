@@ -1,32 +1,36 @@
 //! One sequence over several ranks (context parallelism).
 //!
-//! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they range from the
-//! ranks before, through [`PrecedingRows`], so that a model computes with part of its sequences
-//! as if it had all of them:
+//! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they need from the
+//! ranks before, through [`PrecedingRows`], so that a model computes with part of its sequences as if it had all of them:
 //!
-//! - the token shift key_ranges one row, that before the first one (`token_shift.rs`);
-//! - forgetting attention key_ranges the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
-//!   log gates run from rank to rank; each rank then sends the others the sums at the ends of its blocks of keys
-//!   (`share_gate_sums.rs`). From these all of them know, without asking, who key_ranges which keys (`key_plan.rs`), and send them
+//! - the token shift and the short convolution need the rows before the first one (`last_rows.rs`);
+//! - recurrent mixers need the state after the rows of the rank before (`recurrence.rs`);
+//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the log
+//!   gates run from rank to rank; each rank then sends the others the sums at the ends of its blocks of keys
+//!   (`gate_sums.rs`). From these all of them know, without asking, who needs which keys (`key_plan.rs`), and send them
 //!   (`fetch.rs`).
 //!
-//! Gradients go back to where the values received from, and are added there in the order of the ranks.
+//! Gradients return to the rank that the values came from, and are added there in the order of the ranks.
 //!
-//! The outputs have the bits of a single rank on the CPU: sums of gates are those of a single rank, blocks of keys have
-//! the same borders, and keys that do not travel have a weight of 0 in f32, or would be pruned. This holds for parts of
-//! whole blocks and of more than 64 rows, below which matrix products take another path; and, with pruning, for
-//! sequences that begin with a row of the batch.
+//! The outputs have the bits of a single rank on the CPU: sums of gates and states are those of a single rank, blocks of
+//! keys have the same borders, and keys that do not travel have a weight of 0 in f32, or would be pruned. This holds for
+//! parts of whole blocks and of more than 64 rows, below which matrix products take another path; with pruning, for
+//! sequences that begin with a row of the batch; and with recurrent mixers, for sequences whose parts begin at a multiple
+//! of 64 tokens.
 
 mod fetch;
 mod gate_sums;
 mod key_plan;
 mod keys;
+mod last_rows;
+mod recurrence;
 mod split;
-mod token_shift;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_tensor::{ExtendedKeys, LocalKeys, PrecedingRows, Segments, Tape, Var};
+use fox_tensor::{
+    ConvSpec, ExtendedKeys, LocalKeys, PrecedingRows, ScanSpec, ScanVars, Segments, Tape, Var,
+};
 
 pub use split::SequenceSplit;
 
@@ -106,12 +110,12 @@ impl ContextLinks<'_, '_> {
     }
 }
 
-/// Bytes of earlier keys, values and gates that received to a rank for one layer, and those of all of them.
+/// Bytes of earlier keys, values and gates that a rank received for one layer, and those of a full exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// That received.
+    /// Received.
     pub fetched: u64,
-    /// That a full exchange would have brought.
+    /// Of a full exchange.
     pub full: u64,
 }
 
@@ -143,7 +147,7 @@ impl SequenceShard {
         tape.with_preceding_rows(Arc::new(self.clone()))
     }
 
-    /// What received for each attention layer, in the order of the calls.
+    /// What was received for each attention layer, in the order of the calls.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.0.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -175,7 +179,7 @@ impl SequenceShard {
 
 impl PrecedingRows for SequenceShard {
     fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
-        token_shift::preceding_row(self, tape, u)
+        last_rows::preceding_row(self, tape, u)
     }
 
     fn prepend_keys(
@@ -184,5 +188,25 @@ impl PrecedingRows for SequenceShard {
         own: &LocalKeys<'_>,
     ) -> fox_tensor::Result<ExtendedKeys> {
         keys::prepend_keys(self, tape, own)
+    }
+
+    fn scan(
+        &self,
+        tape: &mut Tape<'_>,
+        vars: &ScanVars<'_>,
+        spec: &ScanSpec,
+    ) -> fox_tensor::Result<Var> {
+        recurrence::scan(self, tape, vars, spec)
+    }
+
+    fn short_conv(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        weight: &Var,
+        bias: Option<&Var>,
+        spec: &ConvSpec,
+    ) -> fox_tensor::Result<Var> {
+        recurrence::short_conv(self, tape, x, weight, bias, spec)
     }
 }

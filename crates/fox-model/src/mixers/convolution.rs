@@ -65,12 +65,15 @@ impl ShortConv {
             l2_norm: self.l2_norm,
             segments: context.segments.clone(),
         };
+        let (weight, bias) =
+            (context.params.var(self.weight), self.bias.map(|id| context.params.var(id)));
+        if let Some(rows) = tape.preceding_rows() {
+            return rows.short_conv(tape, x, &weight, bias.as_ref(), &spec);
+        }
         let before = state.as_ref().map(|state| state.conv(self.index).clone());
         if let Some(state) = state {
             state.stage_conv(self.index, x.value(), context.segments)?;
         }
-        let (weight, bias) =
-            (context.params.var(self.weight), self.bias.map(|id| context.params.var(id)));
         tape.short_conv(x, &weight, bias.as_ref(), before.as_ref(), &spec)
     }
 }

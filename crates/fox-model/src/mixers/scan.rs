@@ -10,13 +10,16 @@ const CHUNK: usize = 64;
 const TOKENS_PER_STATE: usize = 64;
 
 /// `tape.scan` from `state`, `[R, H * dv]`; the state after the last tokens is staged in it. Without a state every
-/// sequence starts from zeros.
+/// sequence starts from zeros, or from the state that another rank ended with.
 pub fn scan(
     tape: &mut Tape<'_>,
     vars: &ScanVars<'_>,
     spec: &ScanSpec,
     state: Option<&mut RecurrentState>,
 ) -> Result<Var> {
+    if let Some(rows) = tape.preceding_rows() {
+        return rows.scan(tape, vars, spec);
+    }
     let before = state.as_ref().map(|state| Var::constant(state.scan().clone()));
     let (out, after) = tape.scan(vars, before.as_ref(), before.is_some(), spec)?;
     if let Some((state, after)) = state.zip(after) {

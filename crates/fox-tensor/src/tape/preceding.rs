@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Tape, Var};
-use crate::{AttentionSpec, LogitBound, Result, Tensor};
+use crate::{AttentionSpec, ConvSpec, LogitBound, Result, ScanSpec, ScanVars, Tensor};
 
 /// Access to the rows before those of a tape, when its segments continue sequences that start on another rank. Gradients
 /// of these rows are sent back to their rank.
@@ -15,6 +15,19 @@ pub trait PrecedingRows: Send + Sync {
 
     /// Keys, values and gates preceded by those of earlier ranks that are not forgotten, for [`Tape::attention`].
     fn prepend_keys(&self, tape: &mut Tape<'_>, local: &LocalKeys<'_>) -> Result<ExtendedKeys>;
+
+    /// [`Tape::scan`] from the states after the preceding rows: `[R, H * dv]`.
+    fn scan(&self, tape: &mut Tape<'_>, vars: &ScanVars<'_>, spec: &ScanSpec) -> Result<Var>;
+
+    /// [`Tape::short_conv`] over the preceding rows of `x: [R, C]` too: `[R, C]`.
+    fn short_conv(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        weight: &Var,
+        bias: Option<&Var>,
+        spec: &ConvSpec,
+    ) -> Result<Var>;
 }
 
 /// The operands of attention on this rank. The segments of `spec` have the query rows, and the number of all keys up to

@@ -119,6 +119,10 @@ impl MixerConfig for DeltaConfig {
         StateSpec::Recurrent(self.shape())
     }
 
+    fn continues_sequences(&self) -> bool {
+        true
+    }
+
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
         let shape = ScanShape {
             heads: self.value_heads,

@@ -104,6 +104,10 @@ impl MixerConfig for Hgrn2Config {
         StateSpec::Recurrent(self.shape(model.hidden_size))
     }
 
+    fn continues_sequences(&self) -> bool {
+        true
+    }
+
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
         let shape = ScanShape {
             heads: self.heads,

@@ -114,6 +114,10 @@ impl MixerConfig for KdaConfig {
         StateSpec::Recurrent(self.shape())
     }
 
+    fn continues_sequences(&self) -> bool {
+        true
+    }
+
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
         // Scores are per value head, because their decays are.
         let shape = ScanShape {

@@ -108,6 +108,10 @@ impl MixerConfig for Mamba2Config {
         StateSpec::Recurrent(self.shape())
     }
 
+    fn continues_sequences(&self) -> bool {
+        true
+    }
+
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
         let shape = ScanShape {
             heads: self.heads,
