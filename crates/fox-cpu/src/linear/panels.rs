@@ -51,7 +51,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Inputs in a word.
+    /// Inputs per word.
     pub fn inputs(self) -> usize {
         match self {
             Format::Bf16 => 2,
