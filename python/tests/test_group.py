@@ -127,6 +127,40 @@ def test_float64_is_exact(ranks, name):
         assert max(errors(a, b)) < 1e-12
 
 
+def frozen(rank, group, needed):
+    """Gradients where only some operands have them."""
+    x, d_out = make(CASES["remembering"])
+    leaves = [a.chunk(group.size(), 1)[rank].clone().requires_grad_(n in needed) for n, a in enumerate(x[:4])]
+    o = foxlm.forgetting_attention(*leaves, group=group)
+    o.backward(d_out.chunk(group.size(), 1)[rank])
+    return [None if a.grad is None else a.grad.numpy() for a in leaves]
+
+
+@pytest.mark.parametrize("needed", [[0], [2], [1, 3]])
+def test_operands_without_gradients(ranks, needed):
+    want = compute(*make(CASES["remembering"]), {})[2:]
+    for n, parts in enumerate(zip(*ranks.run(2, frozen, needed))):
+        if n in needed:
+            whole = torch.cat([torch.from_numpy(x) for x in parts], 1)
+            assert max(errors(whole, want[n])) < 1e-5
+        else:
+            assert parts == (None, None)
+
+
+def chunks(rank, group):
+    x = torch.arange(7)[None]
+    found = [context.chunk(x, group).tolist()[0], context.chunk(x[0], group, 0).tolist()]
+    try:
+        context.chunk(x[:, :1], group)
+    except ValueError as error:
+        return *found, str(error)
+
+
+def test_chunks_are_contiguous(ranks):
+    for want, found in zip(([0, 1, 2, 3], [4, 5, 6]), ranks.run(2, chunks)):
+        assert found == (want, want, "1 entries cannot be cut into 2 chunks; every rank needs one or more")
+
+
 def test_same_bits_every_time(ranks):
     case = {**CASES["grouped heads"], "gate": 6.0}
     first, again = (joined(ranks, 4, case, torch.bfloat16)[0] for _ in range(2))
