@@ -2,8 +2,8 @@
 
 Values and gradients against float64 first, then milliseconds of a forward with its backward beside
 flash-linear-attention in the same process (`--fla` adds a folder to the import path). Every op is warmed up before it
-is timed, because Triton tunes its kernels in the first calls; rounds alternate, and medians count. A check that fails is
-named and makes the exit status 1.
+is timed, because Triton tunes its kernels in the first calls; rounds alternate, and medians count. A check that fails
+is named and makes the exit status 1.
 """
 
 import argparse
