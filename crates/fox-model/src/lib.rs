@@ -71,6 +71,8 @@ pub use mixers::wall::WallConfig;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, ForwardOutput, Model, Pooling, Pruning, TokenDecoder, TokenLoss};
 pub use observe::{AttentionView, Observer};
-pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+pub use params::{
+    Init, ParamGroup, ParamList, ParamSpec, Parameters, Pass, PassGuard, Residency, WeightSource,
+};
 pub use retrofit::{RetrofitOptions, RetrofitReport, retrofit_checkpoint};
 pub use verify::{Tolerances, VerifyCheck, VerifyReport, verify_dump};

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use fox_data::Batch;
-use fox_model::{AttentionView, ForwardOptions, Model, Observer};
+use fox_model::{AttentionView, ForwardOptions, Model, Observer, Pass};
 use fox_tensor::{Segments, Tensor, tile_counts};
 
 use crate::Result;
@@ -27,6 +27,7 @@ pub fn half_lives(
     let segments = Segments::packed(&cuts.collect::<Vec<_>>())?;
     let ids = device.from_i32(&batch.inputs[..tokens], [tokens])?;
     let medians = Medians(RefCell::new(vec![Vec::new(); model.config().num_layers]));
+    let _weights = model.params().begin_pass(Pass::Observation);
     model.observe(&ids, &segments, options, &medians)?;
     Ok(medians.0.into_inner())
 }

@@ -97,7 +97,8 @@ impl Stepper {
     fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, ShardLoss)> {
         let options = ForwardOptions { dropout: self.dropout(), ..self.options_now() };
         let portion = self.portion.of_stage(self.length / batch.time);
-        gradient_with(&self.model, batch, &portion, &options, &mut self.early)
+        let found = gradient_with(&self.model, batch, &portion, &options, &mut self.early);
+        found.map_err(|error| self.updater.weights_failure().unwrap_or(error))
     }
 
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.

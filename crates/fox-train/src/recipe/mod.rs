@@ -29,7 +29,7 @@ pub use builtin::{
 pub(crate) use fox_base::nearest::nearest;
 pub use gate_init::GateInit;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
-pub use ranks::{Exchange, ParallelRecipe, Reduction};
+pub use ranks::{Exchange, ParallelRecipe, Reduction, Shard};
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use typed::typed;
 
