@@ -210,9 +210,9 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk. A decay also multiplies the state
-    /// before the chunk and the writes before it, on their way to the state after the chunk: these terms are summed from
-    /// the start, because `<dS', S'>` less those of later writes would be a small difference of large numbers.
+    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk. A decay also multiplies what the
+    /// state before the chunk and the writes before it add to the state after the chunk: these terms are summed from the
+    /// start, because `<dS', S'>` less those of later writes would be a small difference of large numbers.
     fn decay_gradients(&mut self, h: usize, state: &[f32], out: &Outputs<'_>) {
         let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
         let (dv, width, level) = (scan.spec.value_dim, self.chunk.width(), scan.cpu.level());
