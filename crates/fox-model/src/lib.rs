@@ -60,7 +60,7 @@ pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
 pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState, SequenceState};
 pub use memory::MemoryEstimate;
 pub use mixers::delta::DeltaConfig;
-pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
 pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
 pub use mixers::kda::KdaConfig;

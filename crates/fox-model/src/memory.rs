@@ -31,6 +31,7 @@ const LOGITS: f64 = (256u64 << 20) as f64;
 
 /// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct MemoryEstimate {
     /// The parameters.
     pub weights: f64,

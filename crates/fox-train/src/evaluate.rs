@@ -122,7 +122,7 @@ impl Evaluator {
 
     /// The loss of a model that several processes have: each computes a range of the sequences, and all add up the
     /// losses of all tokens in the same order, so that the result has the bits of one process.
-    pub fn run_in(
+    pub(crate) fn run_in(
         &self,
         model: &Model,
         options: &ForwardOptions,

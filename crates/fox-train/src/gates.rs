@@ -63,7 +63,7 @@ fn median(mut values: Vec<f32>) -> f32 {
 /// The part of the attention tiles of each layer that was not visited, over the parts of a batch.
 ///
 /// `tiles[part][layer]` are those of [`fox_tensor::AttentionOut`].
-pub fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
+pub(crate) fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
     let layers = tiles.first().map_or(0, Vec::len);
     let mut counts = vec![(0u64, 0u64); layers];
     for part in tiles {

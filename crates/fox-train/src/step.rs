@@ -51,7 +51,7 @@ impl RankShard {
     }
 
     /// The same tokens in `times` as many rows, each that much shorter.
-    pub fn of_stage(&self, times: usize) -> RankShard {
+    pub(crate) fn of_stage(&self, times: usize) -> RankShard {
         let rows = self.rows.start * times..self.rows.end * times;
         RankShard { rows, micro_batch: self.micro_batch * times, ..self.clone() }
     }

@@ -38,6 +38,7 @@ pub struct Stepper {
 
 /// What a step came to.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StepOutcome {
     /// The learning rate it was made with.
     pub lr: f64,
@@ -89,7 +90,7 @@ impl Stepper {
     }
 
     /// How the model is evaluated after the steps so far: without dropout.
-    pub fn options_now(&self) -> ForwardOptions {
+    pub(crate) fn options_now(&self) -> ForwardOptions {
         let rope_strength = self.training.rope_strength(self.state.tokens);
         ForwardOptions { rope_strength, ..self.options }
     }

@@ -160,7 +160,7 @@ impl Level {
 
     /// Runs a kernel with this instruction set.
     #[inline]
-    pub fn run<K: Kernel>(self, kernel: K) -> K::Out {
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
         match self {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(simd) => simd.run(kernel),

@@ -150,7 +150,7 @@ impl CheckpointStore {
     }
 
     /// The same for one of several processes: the first one chooses, each reads the state of the parameters it owns.
-    pub fn resume_in(
+    pub(crate) fn resume_in(
         &self,
         optimizer: &OptimizerRecipe,
         ema: Option<f64>,

@@ -114,7 +114,7 @@ impl Updater {
     }
 
     /// The same, for one of several processes that have the same parameters.
-    pub fn in_group(
+    pub(crate) fn in_group(
         recipe: &OptimizerRecipe,
         ema: Option<f64>,
         params: &Parameters,
@@ -181,7 +181,7 @@ impl Updater {
     }
 
     /// Sums the norm of the gradient parameter by parameter, so that its bits are those of any number of processes.
-    pub fn sum_norm_by_parameter(&mut self) {
+    pub(crate) fn sum_norm_by_parameter(&mut self) {
         self.norm_by_parameter = true;
     }
 
@@ -322,7 +322,7 @@ impl Updater {
     }
 
     /// Puts the averages of the weights, where they are kept, into the model and returns what was there.
-    pub fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
+    pub(crate) fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
         let Some(ema) = &self.ema else { return Ok(Vec::new()) };
         let weights = ema.replace(model)?;
         // As the others have theirs.
@@ -333,7 +333,7 @@ impl Updater {
     }
 
     /// Runs `f` on the model with the averages of its weights, and puts the weights back.
-    pub fn with_average<T>(
+    pub(crate) fn with_average<T>(
         &self,
         model: &mut Model,
         f: impl FnOnce(&Model) -> Result<T>,
