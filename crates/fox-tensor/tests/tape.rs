@@ -240,7 +240,7 @@ fn unused_values_have_no_gradient() {
 }
 
 #[test]
-fn fetched_weights_are_not_kept_for_the_backward_pass() {
+fn tape_does_not_keep_fetched_weights() {
     let device = Device::naive();
     let (x, w) = (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]));
     let (id, dy) = (ParamId(0), normal(&device, 3, &[5, 4]));
