@@ -201,7 +201,7 @@ impl ClusterPlan {
 }
 
 /// Bytes of weights that a rank sends in a step, on average, and the seconds of all gathers. Those of a batch take as long
-/// as the rank that owns the most of it sends.
+/// as the rank, or between nodes the node, that owns the most of it sends.
 fn gathers(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> (f64, f64) {
     let (specs, ranks) = (config.param_specs(), cluster.ranks());
     let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
@@ -213,8 +213,13 @@ fn gathers(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> (f64, f6
     let (mut bytes, mut seconds, mut batch, mut own) = (0.0, 0.0, 0.0, vec![0.0; ranks]);
     let mut kept = window;
     let mut send = |own: &mut Vec<f64>| {
-        let most = own.iter().copied().fold(0.0, f64::max);
-        seconds += cluster.exchange(most, ranks - 1, cluster.gpus - 1);
+        let most = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
+        let near = most(own) * (cluster.gpus - 1) as f64 / cluster.link;
+        // The devices of a node share what connects it to others.
+        let mean = |node: &[f64]| node.iter().sum::<f64>() / cluster.gpus as f64;
+        let nodes: Vec<f64> = own.chunks(cluster.gpus).map(mean).collect();
+        let far = most(&nodes) * (ranks - cluster.gpus) as f64 / cluster.network;
+        seconds += near.max(far);
         own.fill(0.0);
     };
     for (i, (spec, owner)) in sharded.iter().chain(backward).enumerate() {

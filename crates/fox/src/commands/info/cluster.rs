@@ -106,10 +106,10 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
     let parallel = ParallelRecipe { shard, ..recipe.parallel };
     let others = ClusterPlan::all(&Recipe { parallel, ..recipe.clone() }, &config, &cluster)?;
     let other = others.iter().filter(fits).min_by(|a, b| a.overlapped().total_cmp(&b.overlapped()));
-    // Not worth a word below a percent.
+    // Not worth a word below a percent. Gathers are assumed to be hidden entirely, so shards are advised for memory only.
     let other = other.filter(|other| {
         best.is_none_or(|best| {
-            other.shard != best.shard && 1.01 * other.overlapped() < best.overlapped()
+            other.shard == Shard::Optimizer && 1.01 * other.overlapped() < best.overlapped()
         })
     });
     let text = match as_json {
