@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
 from . import _checks, _numpy
 from ._arrays import is_tensor
 
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    NumpyArray = np.ndarray[Any, Any]
+    # The result is an array of the library that the operands are from.
+    Array = TypeVar("Array", NumpyArray, Tensor)
 
 _direct = None
 
@@ -18,6 +29,44 @@ def _load_direct():
     return attention
 
 
+@overload
+def forgetting_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_fgate: Array | None = None,
+    *,
+    head_first: bool = False,
+    seq_start: Array | None = None,
+    sm_scale: float | None = None,
+    adaptive_threshold: Literal["auto"] | float | Array | None = None,
+    cu_seqlens: Array | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    log_tolerance: float | None = None,
+    return_lse: Literal[False] = False,
+    sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
+) -> Array: ...
+@overload
+def forgetting_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    log_fgate: Array | None = None,
+    *,
+    head_first: bool = False,
+    seq_start: Array | None = None,
+    sm_scale: float | None = None,
+    adaptive_threshold: Literal["auto"] | float | Array | None = None,
+    cu_seqlens: Array | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    log_tolerance: float | None = None,
+    return_lse: Literal[True],
+    sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
+) -> tuple[Array, Array]: ...
 def forgetting_attention(
     q,
     k,
@@ -126,22 +175,22 @@ def forgetting_attention(
 
 
 def forgetting_attention_backward(
-    d_out,
-    q,
-    k,
-    v,
-    log_fgate,
-    o,
-    lse,
+    d_out: NumpyArray,
+    q: NumpyArray,
+    k: NumpyArray,
+    v: NumpyArray,
+    log_fgate: NumpyArray | None,
+    o: NumpyArray,
+    lse: NumpyArray,
     *,
-    sm_scale=None,
-    causal=True,
-    window=None,
-    seq_start=None,
-    cu_seqlens=None,
-    log_tolerance=None,
-    adaptive_threshold=None,
-):
+    sm_scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    seq_start: NumpyArray | None = None,
+    cu_seqlens: NumpyArray | None = None,
+    log_tolerance: float | None = None,
+    adaptive_threshold: Literal["auto"] | float | NumpyArray | None = None,
+) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray | None]:
     """Gradients of `forgetting_attention` for NumPy arrays (PyTorch has its own way to ask for them).
 
     Args:

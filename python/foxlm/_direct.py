@@ -1,9 +1,9 @@
 """A direct path to the GPU kernels for plain eager calls.
 
 PyTorch's dispatcher, its autograd key and the argument checks take several times as long as the launches. Where no
-transform, mode or tracer is active they are bypassed: everything that follows from shapes, strides, types and options is
-cached, and a call is a look-up, an allocation of the results, and the launches. All other calls go through the registered
-op. Both paths end in the same launches and give the same bits.
+transform, mode or tracer is active they are bypassed: everything that follows from shapes, strides, types and options
+is cached, and a call is a look-up, an allocation of the results, and the launches. All other calls go through the
+registered op. Both paths end in the same launches and give the same bits.
 """
 
 from __future__ import annotations

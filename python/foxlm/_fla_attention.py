@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import _checks
 from ._arrays import is_tensor
 from ._attention import forgetting_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._attention import Array
 
 # The widest values of one call of the op.
 _WIDEST = 256
 
 
 def parallel_forgetting_attn(
-    q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, *, sink_bias=None, group=None, **kwargs
-):
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    scale: float | None = None,
+    window_size: int | None = None,
+    cu_seqlens: Array | None = None,
+    head_first: bool = False,
+    *,
+    sink_bias: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
+    chunk_indices: Tensor | None = None,
+) -> Array:
     """Forgetting attention with the signature of flash-linear-attention.
 
     Args:
@@ -24,13 +44,12 @@ def parallel_forgetting_attn(
         window_size: a query sees only the last `window_size` keys.
         cu_seqlens: 0 and the ends of packed sequences `[sequences + 1]`; needs `B = 1`.
         sink_bias: logits `[HQ]` of a key without a value that every query sees.
+        chunk_indices: no effect; the library chooses.
         group: process group over whose ranks the sequence is sharded, as in `foxlm.forgetting_attention`.
 
     Returns:
         `[B, T, HQ, V]`.
     """
-    kwargs.pop("chunk_indices", None)
-    _checks.no_more_arguments("parallel_forgetting_attn", kwargs)
     return forgetting_attention(
         q,
         k,
@@ -46,22 +65,20 @@ def parallel_forgetting_attn(
 
 
 def parallel_attn(
-    q,
-    k,
-    v,
-    g=None,
-    scale=None,
-    window_size=None,
-    cu_seqlens=None,
-    chunk_indices=None,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array | None = None,
+    scale: float | None = None,
+    window_size: int | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_indices: Tensor | None = None,
     *,
-    sink_bias=None,
-    **kwargs,
-):
+    sink_bias: Tensor | None = None,
+) -> Array:
     """Causal attention with the signature of flash-linear-attention: as `parallel_forgetting_attn`, gates optional. A
     query with a window of 0 sees nothing, and gives 0. `g` may be above 0; on a GPU this is computed in float32, and
     only outside of `torch.compile` and CUDA graphs."""
-    _checks.no_more_arguments("parallel_attn", kwargs)
     if window_size != 0 and _is_above_0(q, g):
         return growing_attention(q, k, v, g, scale, window_size, cu_seqlens, sink_bias)
     if window_size == 0 and is_tensor(q):
@@ -100,8 +117,16 @@ def growing_attention(q, k, v, g, scale=None, window=None, cu_seqlens=None, sink
 
 
 def attn_decoding_one_step(
-    q, k, v, g=None, scale=None, cu_seqlens=None, do_gate_scale=False, *, sink_bias=None
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    do_gate_scale: bool = False,
+    *,
+    sink_bias: Tensor | None = None,
+) -> Tensor:
     """Attention of one query for each packed sequence to all keys of its sequence, with the signature of
     flash-linear-attention.
 
@@ -144,7 +169,11 @@ def attn_decoding_one_step(
     return torch.cat(parts, -1)[:, 0][None]
 
 
-def token_shift(x, prev_weight, curr_weight):
+def token_shift(
+    x: Tensor,
+    prev_weight: Tensor,
+    curr_weight: Tensor,
+) -> Tensor:
     """Mixing with the previous token, as the published model does: `prev_weight_t x_{t-1} + curr_weight_t x_t`, with
     zeros before the first token.
 

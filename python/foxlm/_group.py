@@ -46,7 +46,8 @@ def size(group):
     try:
         ranks = torch.distributed.get_world_size(process_group(group))
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"group is a {type(group).__name__}; it must be a process group or a DeviceMesh") from error
+        kind = type(group).__name__
+        raise ValueError(f"group is a {kind}; it must be a process group, or a DeviceMesh of one dimension") from error
     if ranks < 1:
         raise ValueError("this process is not a rank of the group; make the call on the ranks of the group alone")
     return ranks
@@ -105,8 +106,10 @@ class _Call:
             raise ValueError("a rank without tokens; every rank of the group needs one or more")
         self.q, self.k, self.v = _torch.autocast(q.device.type, q, k, v)
         self.gates, self.sink = log_fgate, options["sink_bias"]
-        wide = self.q.dtype == torch.float64
-        if not wide:
+        if self.sink is not None and list(self.sink.shape) != [self.q.shape[2]]:
+            shape = list(self.sink.shape)
+            raise ValueError(f"sink_bias has shape {shape}, expected {[self.q.shape[2]]}: one for each query head")
+        if self.q.dtype != torch.float64:
             _torch.check(q=self.q, k=self.k, v=self.v, log_fgate=log_fgate, sink_bias=self.sink)
         self.scale = q.shape[3] ** -0.5 if options["sm_scale"] is None else float(options["sm_scale"])
         self.window = window

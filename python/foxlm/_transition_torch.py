@@ -1,8 +1,8 @@
 """PaTH and Wall attention on PyTorch tensors, registered with `torch.library`.
 
 Between query and key stands a product of one transition for each token: reflections `I - u u^T` of PaTH, or diagonal
-matrices of decays of Wall. Queries are `[B, T, H, d]`, keys `[B, T, Hk, d]`, values `[B, T, Hk, dv]`; transitions are the
-vectors `u` `[B, T, Hk, d]` with `reflections`, else log decays `[B, T, H, d]`; log gates `[B, T, H]`.
+matrices of decays of Wall. Queries are `[B, T, H, d]`, keys `[B, T, Hk, d]`, values `[B, T, Hk, dv]`; transitions are
+the vectors `u` `[B, T, Hk, d]` with `reflections`, else log decays `[B, T, H, d]`; log gates `[B, T, H]`.
 """
 
 from __future__ import annotations

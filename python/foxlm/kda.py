@@ -4,13 +4,39 @@ flash-linear-attention. Arguments that all scans have in common are described in
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 from . import _checks
-from .scans import Layout, check_gate, normalise, write_strength
+from .scans import Layout, LayoutOptions, check_gate, normalise, write_strength
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from typing_extensions import Unpack
 
 __all__ = ["chunk_kda", "fused_kda_gate", "fused_recurrent_kda"]
 
 
-def fused_kda_gate(g, A_log, dt_bias=None, lower_bound=None, output_dtype=None):
+class RecurrentKdaOptions(LayoutOptions, total=False):
+    """Further keyword arguments of `fused_recurrent_kda`."""
+
+    cu_seqlens_cpu: Tensor | None
+
+
+class KdaOptions(LayoutOptions, total=False):
+    """Further keyword arguments of `chunk_kda`: those of `fused_kda_gate`."""
+
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+
+
+def fused_kda_gate(
+    g: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Logs of the decays of Kimi Delta Attention from the outputs of a linear layer.
 
     `-exp(A_log) softplus(g + dt_bias)`, or with `lower_bound` `lower_bound sigmoid(exp(A_log) (g + dt_bias))`.
@@ -45,6 +71,55 @@ def fused_kda_gate(g, A_log, dt_bias=None, lower_bound=None, output_dtype=None):
     return g.to(wide if output_dtype is None else output_dtype)
 
 
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: Literal[False] = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    **kwargs: Unpack[KdaOptions],
+) -> tuple[Tensor, Tensor | None]: ...
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    *,
+    return_intermediate_states: Literal[True],
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    **kwargs: Unpack[KdaOptions],
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
     q,
     k,
@@ -129,25 +204,25 @@ def _chunk_states(layout, q, k, v, g, beta, initial_state, size):
 
 
 def fused_recurrent_kda(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    A_log=None,
-    dt_bias=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    use_gate_in_kernel=False,
-    use_beta_sigmoid_in_kernel=False,
-    allow_neg_eigval=False,
-    lower_bound=None,
-    state_v_first=False,
-    cu_seqlens=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Unpack[RecurrentKdaOptions],
+) -> tuple[Tensor, Tensor | None]:
     """As `chunk_kda`, with gradients, too."""
     return chunk_kda(
         q,

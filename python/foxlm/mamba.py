@@ -2,12 +2,102 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 from . import _checks
 from .scans import check_gate, check_shapes, run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["mamba_chunk_scan_combined"]
 
 
+@overload
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = ...,
+    *,
+    return_final_states: Literal[False] = False,
+    return_varlen_states: Literal[False] = False,
+    state_dtype: torch.dtype | None = None,
+) -> Tensor: ...
+@overload
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = ...,
+    *,
+    return_final_states: Literal[True],
+    return_varlen_states: Literal[False] = False,
+    state_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = ...,
+    *,
+    return_final_states: Literal[False] = False,
+    return_varlen_states: Literal[True],
+    state_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int | None = None,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = ...,
+    *,
+    return_final_states: Literal[True],
+    return_varlen_states: Literal[True],
+    state_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def mamba_chunk_scan_combined(
     x,
     dt,

@@ -37,8 +37,8 @@ def parallel_path_attn(
         k: keys `[B, T, H, K]`; query head `h` reads key head `h // (HQ / H)`.
         v: values `[B, T, H, V]`, `V` up to 128.
         w: directions of the reflections `[B, T, H, K]`, of length 1, best in float32.
-        beta: strengths `[B, T, H]`, from 0 to 2, best in float32. One below 0 is an error on the CPU, and gives NaN on a
-            GPU.
+        beta: strengths `[B, T, H]`, from 0 to 2, best in float32. One below 0 is an error on the CPU, and gives NaN on
+            a GPU.
         g: logs of the forget gates `[B, T, HQ]`, at most 0, or None.
         scale: factor on the logits; `1 / sqrt(K)` when absent.
         cu_seqlens: 0 and the ends of packed sequences `[N + 1]`; needs `B = 1`.

@@ -17,8 +17,13 @@ They return `[B, T, H, V]`, and the last state in float32, shaped as the first, 
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING, TypedDict
 
 from . import _checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Unpack
 
 __all__ = [
     "chunk_delta_rule",
@@ -30,6 +35,33 @@ __all__ = [
     "fused_recurrent_gla",
     "fused_recurrent_simple_gla",
 ]
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Further keyword arguments of all scans; `transpose_state_layout` is the old name of `state_v_first`."""
+
+    chunk_size: int | None
+    chunk_indices: Tensor | None
+    transpose_state_layout: bool
+
+
+class DeltaOptions(LayoutOptions, total=False):
+    """Further keyword arguments of the delta rule."""
+
+    state_v_first: bool
+
+
+class GatedDeltaOptions(DeltaOptions, total=False):
+    """Keyword arguments that `fused_recurrent_gated_delta_rule` passes on to `chunk_gated_delta_rule`."""
+
+    use_qk_l2norm_in_kernel: bool
+    use_beta_sigmoid_in_kernel: bool
+    allow_neg_eigval: bool
+    cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    use_gate_in_kernel: bool
+    A_log: Tensor | None
+    dt_bias: Tensor | None
 
 
 def check_shapes(q, k, v, cu_seqlens, initial_state, names="qkv"):
@@ -141,18 +173,18 @@ def write_strength(beta, sigmoid, allow_neg_eigval):
 
 
 def chunk_delta_rule(
-    q,
-    k,
-    v,
-    beta,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    **kwargs: Unpack[DeltaOptions],
+) -> tuple[Tensor, Tensor | None]:
     """The delta rule: `S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T`, `o_t = scale S_t^T q_t`.
 
     Args:
@@ -167,33 +199,57 @@ def chunk_delta_rule(
     return layout.run(q, k, v, None, beta, scale, initial_state, output_final_state, True)
 
 
-def fused_recurrent_delta_rule(q, k, v, beta=None, *arguments, **kwargs):
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    **kwargs: Unpack[DeltaOptions],
+) -> tuple[Tensor, Tensor | None]:
     """As `chunk_delta_rule`; a strength of 1 where `beta` is absent."""
-    return chunk_delta_rule(q, k, v, v.new_ones(v.shape[:3]) if beta is None else beta, *arguments, **kwargs)
+    return chunk_delta_rule(
+        q,
+        k,
+        v,
+        v.new_ones(v.shape[:3]) if beta is None else beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        **kwargs,
+    )
 
 
 def chunk_gated_delta_rule(
-    q,
-    k,
-    v,
-    g,
-    beta,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    use_qk_l2norm_in_kernel=False,
-    use_beta_sigmoid_in_kernel=False,
-    allow_neg_eigval=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    chunk_indices=None,
-    cp_context=None,
-    use_gate_in_kernel=False,
-    A_log=None,
-    dt_bias=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: None = None,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    **kwargs: Unpack[LayoutOptions],
+) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule: as `chunk_delta_rule`, with the state decayed by `exp(g_t)` before each token.
 
     Args:
@@ -232,8 +288,18 @@ def _gate(g, A_log, dt_bias):
 
 
 def fused_recurrent_gated_delta_rule(
-    q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, **kwargs
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: None = None,
+    gv: None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    **kwargs: Unpack[GatedDeltaOptions],
+) -> tuple[Tensor, Tensor | None]:
     """As `chunk_gated_delta_rule`; nothing decays without `g`, and writes have strength 1 without `beta`. Decays for
     each channel (`gk`, `gv`) are refused."""
     for name, x in (("gk", gk), ("gv", gv)):
@@ -245,18 +311,18 @@ def fused_recurrent_gated_delta_rule(
 
 
 def chunk_gla(
-    q,
-    k,
-    v,
-    g,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    **kwargs: Unpack[LayoutOptions],
+) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention: `S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`, `o_t = scale S_t^T q_t`.
 
     HGRN2 is this with `k = 1 - exp(g)`.
@@ -281,19 +347,19 @@ def _gla(layout, q, k, v, g, scale, initial_state, output_final_state):
 
 
 def fused_recurrent_gla(
-    q,
-    k,
-    v,
-    gk=None,
-    gv=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None = None,
+    gv: None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Unpack[LayoutOptions],
+) -> tuple[Tensor, Tensor | None]:
     """As `chunk_gla` with `g = gk`, or without decay; `reverse` reads from the last token to the first. Decays for each
     channel of the values (`gv`) are refused."""
     if gv is not None:
@@ -303,19 +369,19 @@ def fused_recurrent_gla(
 
 
 def chunk_simple_gla(
-    q,
-    k,
-    v,
-    g=None,
-    g_gamma=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    **kwargs: Unpack[LayoutOptions],
+) -> tuple[Tensor, Tensor | None]:
     """Linear attention with one decay for each head: as `chunk_gla`, with `g` `[B, T, H]` and, the same for all tokens,
     `g_gamma` `[H]`; they add up, and nothing decays without them."""
     layout = Layout("chunk_simple_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
@@ -335,19 +401,19 @@ def _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_
 
 
 def fused_recurrent_simple_gla(
-    q,
-    k,
-    v,
-    g=None,
-    g_gamma=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    state_v_first=False,
-    cu_seqlens=None,
-    **kwargs,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Unpack[LayoutOptions],
+) -> tuple[Tensor, Tensor | None]:
     """As `chunk_simple_gla`; `reverse` reads from the last token to the first."""
     layout = Layout("fused_recurrent_simple_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
     return _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state)

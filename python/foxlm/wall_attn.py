@@ -31,8 +31,8 @@ def parallel_wall_attn(
 ) -> Tensor:
     """Softmax attention whose keys decay in each channel.
 
-    `o_i = sum_j softmax_j(scale sum_n q_in k_jn exp(G_in - G_jn) + c_i - c_j) v_j` over the keys `j <= i`, where `G` and
-    `c` are sums of `g` and `g_scalar` over time. Every factor is at most 1, so any decay is computed without overflow.
+    `o_i = sum_j softmax_j(scale sum_n q_in k_jn exp(G_in - G_jn) + c_i - c_j) v_j` over the keys `j <= i`, where `G`
+    and `c` are sums of `g` and `g_scalar` over time. Every factor is at most 1, so any decay is computed without overflow.
 
     Args:
         q: queries `[B, T, HQ, K]`, `K` up to 256; float32, bfloat16 or float16 (float64 by the definition).

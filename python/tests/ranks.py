@@ -7,7 +7,7 @@ import torch.multiprocessing as multiprocessing
 
 MOST = 4
 # A rank that waits for another one this long has found a hang.
-SECONDS = 120
+SECONDS = 300
 
 
 def _serve(rank, port, commands, results):

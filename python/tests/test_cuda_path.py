@@ -382,7 +382,9 @@ def test_scans(make, dtype, stand, monkeypatch):
         assert b.numel() == 0 or scans.error(a, b) < (1e-6 if dtype == torch.float32 else 2e-2), n
 
 
-@pytest.mark.parametrize("name", ["path with gates", "path packed", "wall with gates and window", "wall at 2 nats a step"])
+@pytest.mark.parametrize(
+    "name", ["path with gates", "path packed", "wall with gates and window", "wall at 2 nats a step"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_transitions(name, dtype, stand):
     x, ours, _ = transitions.CASES[name]()

@@ -225,6 +225,8 @@ def wrong(rank, group, change):
             x[2].requires_grad_()
         elif change == "positive":
             x[3] = x[3] + 2
+        elif change == "sink":
+            more["sink_bias"] = torch.zeros(3)
     if change == "length":
         x = [None if a is None else a[:1] for a in x]
         more["cu_seqlens"] = torch.tensor([0, 100])
@@ -247,6 +249,7 @@ def wrong(rank, group, change):
         ("empty", "rank 1 of the group refused its arguments", "every rank of the group needs one or more"),
         ("gradient", "the set of operands with gradients is 010", None),
         ("positive", "at most on rank 1; logs of gates must not be above 0", None),
+        ("sink", "rank 1 of the group refused its arguments", "sink_bias has shape [3], expected [4]"),
         ("length", "and end at 200, the tokens of all ranks (100 + 100)", None),
         ("starts", "seq_start on rank 1 differs from that on rank 0", None),
         ("bidirectional", "ranks send keys to later ranks only, so use causal=True", None),
@@ -280,7 +283,7 @@ def test_compile_breaks_the_graph(ranks):
 
 def test_group_must_be_a_process_group():
     x = torch.zeros(1, 4, 1, 8)
-    with pytest.raises(ValueError, match="group is a str; it must be a process group or a DeviceMesh"):
+    with pytest.raises(ValueError, match="group is a str; it must be a process group, or a DeviceMesh"):
         foxlm.forgetting_attention(x, x, x, group="world")
     with pytest.raises(ValueError, match="group is given with arrays of NumPy"):
         foxlm.forgetting_attention(x.numpy(), x.numpy(), x.numpy(), group="world")

@@ -390,3 +390,19 @@ def test_errors():
         foxlm.chunk_delta_rule(*[x[:1] for x in (q, k, v, b)], cu_seqlens=torch.tensor([]))
     with pytest.raises(ValueError, match=r"initial_state has shape \[1, 2, 24, 40\], expected \[2, 2, 24, 40\]"):
         foxlm.chunk_delta_rule(q, k, v, b, initial_state=torch.zeros(1, H, K, V))
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_decay_gradients_where_little_is_left(delta):
+    """Decays of up to `e^-50`: the states after a chunk are almost all written after them."""
+    q, k, v, g, b, h = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H), (B, T, H), (B, H, K, V))
+    x = [a.detach() for a in (q, k / k.norm(dim=-1, keepdim=True), v, -50 * g.sigmoid(), b.sigmoid(), h)]
+    w, last = draw((B, T, H, V), (B, H, K, V))
+
+    def gradient(dtype):
+        q, k, v, g, b, h = (a.to(dtype).requires_grad_() for a in x)
+        op = foxlm.chunk_gated_delta_rule if delta else foxlm.chunk_simple_gla
+        o, s = op(q, k, v, g, *([b] if delta else []), initial_state=h, output_final_state=True)
+        return torch.autograd.grad((o * w.to(dtype)).sum() + (s * last.to(dtype)).sum(), g)[0]
+
+    assert error(gradient(torch.float32), gradient(torch.float64)) < 1e-6

@@ -16,10 +16,10 @@ def walk(q, k, v, move, gates, scale, window=None, ends=None, sink=None):
     time, heads = q.shape[1], q.shape[2]
     x = q.double()
     k, v = (a.double().repeat_interleave(heads // k.shape[2], 2) for a in (k, v))
-    c = torch.zeros(q.shape[:3]).double() if gates is None else gates.double().cumsum(1)
+    c = torch.zeros(q.shape[:3], device=q.device).double() if gates is None else gates.double().cumsum(1)
     ends = torch.tensor(ends or [0, time])
     sequence = torch.searchsorted(ends[1:].contiguous(), torch.arange(time), right=True)
-    columns = []
+    sequence, columns = sequence.to(q.device), []
     for n in range(time if window is None else min(window, time)):
         s = scale * (x * k[:, : time - n]).sum(-1) + c[:, n:] - c[:, : time - n]
         apart = sequence[n:] != sequence[: time - n]

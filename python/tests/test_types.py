@@ -27,7 +27,9 @@ a = np.zeros((1, 8, 2, 16), np.float32)
 print(forgetting_attention(a, a, a).mean())
 y, state = chunk_kda(x, x, x, -x.abs(), gates, output_final_state=True)
 assert_type(state, torch.Tensor | None)
-print(foxlm.chunk_gla(x, x, x, -x.abs())[0].sum(), foxlm.parallel_attn(x, x, x).sum())
+print(foxlm.chunk_gla(x, x, x, -x.abs(), chunk_size=32)[0].sum(), foxlm.parallel_attn(x, x, x).sum())
+assert_type(foxlm.parallel_path_attn(x, x, x, x, gates.abs())[1], torch.Tensor | None)
+assert_type(foxlm.parallel_wall_attn(x, x, x, -x.abs(), window_size=4), torch.Tensor)
 
 
 def sharded(group: torch.distributed.ProcessGroup, model: foxlm.hf.FoxForCausalLM) -> int:
@@ -62,6 +64,7 @@ WRONG = {
     "foxlm.Model.load(5)": "Argument 1 to \"load\"",
     "foxlm.Model.load('x').generate('a', temprature=1.0)": "Unexpected keyword argument \"temprature\"",
     "foxlm.forgetting_attention(1, 2, 3)": "forgetting_attention",
+    "foxlm.chunk_gla(x, x, x, x, chunk_sizes=32)": "Unexpected keyword argument \"chunk_sizes\"",
     "foxlm.hf.FoxConfig(hidden_size='wide')": "Argument \"hidden_size\"",
 }
 
@@ -77,8 +80,8 @@ def test_strict_types_of_a_script(tmp_path):
         need(module)
     done = check(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stdout + done.stderr
-    done = check(tmp_path, "import foxlm\nimport foxlm.hf\n" + "\n".join(WRONG))
-    for line, sentence in enumerate(WRONG.values(), 3):
+    done = check(tmp_path, "import foxlm\nimport foxlm.hf\nimport torch\nx = torch.ones(1)\n" + "\n".join(WRONG))
+    for line, sentence in enumerate(WRONG.values(), 5):
         assert any(f"script.py:{line}:" in x and sentence in x for x in done.stdout.splitlines()), (line, done.stdout)
 
 

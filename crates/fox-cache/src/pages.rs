@@ -147,7 +147,7 @@ impl LayerPages {
     }
 
     /// Stores the sums of the log gates `[H]` at the end of page number `index`.
-    pub fn write_end(&mut self, index: usize, sums: &[f64]) {
+    pub(crate) fn write_end(&mut self, index: usize, sums: &[f64]) {
         self.ends.truncate(index * sums.len());
         self.ends.extend(sums);
     }

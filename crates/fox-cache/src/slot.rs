@@ -172,7 +172,7 @@ impl SlotSequence {
     }
 
     /// The pages of every layer, for [`SlotDecoder::update_pages`](fox_tensor::SlotDecoder::update_pages).
-    pub fn pages_mut(&mut self) -> Vec<&mut dyn PagedKeys> {
+    pub(crate) fn pages_mut(&mut self) -> Vec<&mut dyn PagedKeys> {
         self.layers.iter_mut().filter_map(PagedState::keys_mut).collect()
     }
 

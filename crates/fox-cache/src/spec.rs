@@ -100,7 +100,7 @@ impl AttentionStateSpec {
     }
 
     /// What pages of such a layer have in common.
-    pub fn page_shape(&self) -> PageShape {
+    pub(crate) fn page_shape(&self) -> PageShape {
         let group = if self.gated { self.heads / self.kv_heads } else { 0 };
         let transition = self.transition;
         PageShape { kv_heads: self.kv_heads, head_dim: self.head_dim, group, transition }

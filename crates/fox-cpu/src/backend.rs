@@ -193,7 +193,7 @@ impl Memory for Cpu {
     fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
         check_download(self, x, out.len())?;
         if let Some(packed) = x.storage::<Packed>() {
-            self.run(|| packed.unpack(0, out));
+            self.run(|| packed.unpack(out));
             return Ok(());
         }
         out.copy_from_slice(self.real(x));

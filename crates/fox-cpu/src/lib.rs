@@ -65,7 +65,7 @@ mod rope;
 mod rows;
 mod scan;
 mod shared;
-pub mod simd;
+mod simd;
 mod sink;
 mod time_step;
 mod update;
@@ -73,6 +73,7 @@ mod update;
 pub use attention::BLOCK as ATTENTION_BLOCK;
 pub use backend::{Cpu, Options};
 pub use foreign::{borrowed, values, values_mut};
+pub use simd::Level;
 
 use fox_tensor::{Device, Result};
 

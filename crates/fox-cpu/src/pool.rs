@@ -178,8 +178,7 @@ macro_rules! casts {
 
 casts! {
     as_i32, as_i32_mut: i32, 1;
-    as_u16, as_u16_mut: u16, 2;
-    as_i8, as_i8_mut: i8, 4;
+    as_u32, as_u32_mut: u32, 1;
 }
 
 impl Deref for Buffer {

@@ -1,7 +1,7 @@
 //! Every op of the case list, at every instruction set of this CPU, against the f64 oracle.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use fox_cpu::simd::Level;
+use fox_cpu::Level;
 use fox_cpu::{Options, device_with};
 use fox_tensor::{Device, cases};
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_base::difference::largest_error;
-use fox_cpu::simd::Level;
+use fox_cpu::Level;
 use fox_cpu::{Options, device_with};
 use fox_tensor::Device;
 use fox_tensor::cases::PagedCase;

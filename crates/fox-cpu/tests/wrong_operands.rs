@@ -1,7 +1,7 @@
 //! Every op refuses wrong operands with an error when it is called directly; see `fox_tensor::cases`.
 
+use fox_cpu::Level;
 use fox_cpu::Options;
-use fox_cpu::simd::Level;
 use fox_tensor::Device;
 use fox_tensor::cases::refuse_wrong_operands;
 

@@ -94,7 +94,11 @@ impl Gpu {
     }
 
     /// [`Gpu::download`] into existing memory of the buffer's length.
-    pub fn download_into<T: Element>(&self, buffer: &Buffer<T>, values: &mut [T]) -> Result<()> {
+    pub(crate) fn download_into<T: Element>(
+        &self,
+        buffer: &Buffer<T>,
+        values: &mut [T],
+    ) -> Result<()> {
         if values.len() != buffer.len() {
             return Err(Error::argument(
                 "download",

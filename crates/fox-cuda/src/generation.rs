@@ -2,6 +2,7 @@
 
 /// A generation of NVIDIA GPUs, in order of appearance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Generation {
     /// Volta, Turing and earlier: compute capability below 8.0.
     PreAmpere,
@@ -17,17 +18,17 @@ pub enum Generation {
 
 impl Generation {
     /// Whether tensor cores multiply bf16 and `cp.async` exists.
-    pub fn has_bf16_mma(self) -> bool {
+    pub(crate) fn has_bf16_mma(self) -> bool {
         self >= Generation::Ampere
     }
 
     /// Whether a launch may begin before its predecessor has ended (programmatic dependent launch).
-    pub fn has_dependent_launch(self) -> bool {
+    pub(crate) fn has_dependent_launch(self) -> bool {
         self >= Generation::Hopper
     }
 
     /// Whether the warpgroup instructions of Hopper (`wgmma`) exist. They do not on its successors.
-    pub fn has_wgmma(self) -> bool {
+    pub(crate) fn has_wgmma(self) -> bool {
         self == Generation::Hopper
     }
 }

@@ -134,7 +134,7 @@ impl Gpu {
     }
 
     /// Shared memory per thread block, in bytes.
-    pub fn shared_bytes(&self) -> usize {
+    pub(crate) fn shared_bytes(&self) -> usize {
         self.shared_bytes
     }
 
@@ -144,7 +144,7 @@ impl Gpu {
     }
 
     /// Size of the L2 cache.
-    pub fn l2_bytes(&self) -> usize {
+    pub(crate) fn l2_bytes(&self) -> usize {
         self.l2_bytes
     }
 

@@ -28,6 +28,10 @@ pub struct Group {
 struct Links {
     links: Vec<Option<Link>>,
     number: u32,
+    /// Numbers of gathers that were begun and not finished: their messages may come before those of later collectives.
+    begun: Vec<u32>,
+    /// Such messages: rank, number, contents.
+    early: Vec<(usize, u32, Vec<u8>)>,
 }
 
 impl Group {
@@ -55,7 +59,7 @@ impl Group {
         Ok(Group {
             rank: placement.rank,
             size: placement.size,
-            links: Mutex::new(Links { links, number: 0 }),
+            links: Mutex::new(Links { links, ..Links::default() }),
             heartbeat: Some(heartbeat),
             device: OnceLock::new(),
         })
@@ -98,6 +102,19 @@ impl Group {
                 links.send(other, own);
             }
             Ok(own.to_vec())
+        })
+    }
+
+    /// Sends bytes from one rank to another, where they are returned.
+    pub fn transfer(&self, from: usize, to: usize, own: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.collective(|links| {
+            if from == to {
+                return Ok((self.rank == to).then(|| own.to_vec()));
+            }
+            if self.rank == from {
+                links.send(to, own);
+            }
+            (self.rank == to).then(|| links.receive(from)).transpose()
         })
     }
 
@@ -220,6 +237,16 @@ impl Group {
     ) -> Result<T> {
         let mut links = self.lock();
         links.number = links.number.wrapping_add(1);
+        drop(links);
+        self.resume_collective(work)
+    }
+
+    /// The same for a collective that has its number already.
+    pub(crate) fn resume_collective<T>(
+        &self,
+        work: impl FnOnce(&mut Collective<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut links = self.lock();
         let result = work(&mut Collective { group: self, links: &mut links });
         drop(links);
         match (result, &self.heartbeat) {
@@ -259,15 +286,41 @@ impl Collective<'_> {
     }
 
     pub fn receive(&mut self, from: usize) -> Result<Vec<u8>> {
-        let (rank, expected) = (self.group.rank, self.links.number);
+        self.receive_numbered(from, self.links.number)
+    }
+
+    /// The number of this collective, whose messages are received later.
+    pub fn begin(&mut self) -> u32 {
+        self.links.begun.push(self.links.number);
+        self.links.number
+    }
+
+    /// A message of a collective that has begun earlier.
+    pub fn finish(&mut self, from: usize, number: u32) -> Result<Vec<u8>> {
+        let payload = self.receive_numbered(from, number);
+        self.links.begun.retain(|begun| *begun != number);
+        payload
+    }
+
+    fn receive_numbered(&mut self, from: usize, expected: u32) -> Result<Vec<u8>> {
+        let Links { links, begun, early, .. } = &mut *self.links;
+        if let Some(at) = early.iter().position(|(r, n, _)| (*r, *n) == (from, expected)) {
+            return Ok(early.swap_remove(at).2);
+        }
+        let rank = self.group.rank;
         let action = || format!("rank {rank} hearing from rank {from}");
-        let Some(link) = self.links.links.get_mut(from).and_then(Option::as_mut) else {
+        let Some(link) = links.get_mut(from).and_then(Option::as_mut) else {
             return Err(Error::connection(action())(std::io::ErrorKind::NotConnected.into()));
         };
-        let (found, payload) = link.receive().map_err(|e| Error::connection(action())(e))?;
-        if found != expected {
-            return Err(Error::OutOfStep { rank, other: from, found, expected });
+        loop {
+            let (found, payload) = link.receive().map_err(|e| Error::connection(action())(e))?;
+            if found == expected {
+                return Ok(payload);
+            }
+            if !begun.contains(&found) {
+                return Err(Error::OutOfStep { rank, other: from, found, expected });
+            }
+            early.push((from, found, payload));
         }
-        Ok(payload)
     }
 }

@@ -5,7 +5,8 @@
 //!   by [`Invariant`]s. [`Group::alone`] is the group of a single process.
 //! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
 //!   ([`Group::reduce_to_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`]. Devices that can
-//!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_reduce`].
+//!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_reduce`],
+//!   [`Group::begin_gather`].
 //! - Context parallelism, where ranks hold chunks of the same sequences: [`context`].
 //! - A rank that is killed, hangs or fails ends every wait of the other ranks with one error, within
 //!   [`HEARTBEAT_TIMEOUT`] and a second.
@@ -35,6 +36,7 @@
 pub mod context;
 mod error;
 mod free_port;
+mod gather;
 mod group;
 mod handshake;
 mod heartbeat;
@@ -48,6 +50,7 @@ mod secret;
 
 pub use error::{Error, Result};
 pub use free_port::free_port;
+pub use gather::Gather;
 pub use group::Group;
 pub use heartbeat::HEARTBEAT_TIMEOUT;
 pub use placement::Placement;

@@ -78,7 +78,7 @@ impl Group {
         })
     }
 
-    fn on_peers(
+    pub(crate) fn on_peers(
         &self,
         device: &Device,
         work: impl FnOnce(&dyn PeerOps) -> fox_tensor::Result<()>,

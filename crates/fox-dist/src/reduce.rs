@@ -98,7 +98,7 @@ impl Group {
     }
 }
 
-fn values(rank: usize, other: usize, bytes: &[u8], len: usize) -> Result<Vec<f32>> {
+pub(crate) fn values(rank: usize, other: usize, bytes: &[u8], len: usize) -> Result<Vec<f32>> {
     let expected = len * size_of::<f32>();
     if bytes.len() != expected {
         return Err(Error::Size { rank, other, found: bytes.len(), expected });

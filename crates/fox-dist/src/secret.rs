@@ -15,7 +15,7 @@ impl Secret {
     /// The environment variable that holds the secret; `fox launch` sets it.
     pub const VARIABLE: &str = "FOX_RENDEZVOUS_SECRET";
     /// The environment variable that names a file which holds it.
-    pub const FILE_VARIABLE: &str = "FOX_RENDEZVOUS_SECRET_FILE";
+    pub(crate) const FILE_VARIABLE: &str = "FOX_RENDEZVOUS_SECRET_FILE";
 
     /// A secret from the system's random numbers, as text.
     ///

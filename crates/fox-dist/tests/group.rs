@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{placement, ranks, rendezvous};
 use fox_dist::{Error, Group, Owned, Placement, Rendezvous, free_port, tree_sum};
+use fox_tensor::Tensor;
 
 #[test]
 fn all_gather_and_broadcast_reach_every_rank() {
@@ -25,6 +26,36 @@ fn all_gather_and_broadcast_reach_every_rank() {
             assert_eq!(heard, all, "rank {rank}");
             assert_eq!(root, all[size - 1], "rank {rank}");
         }
+    }
+}
+
+/// Messages of gathers come before those of collectives that were called later.
+#[test]
+fn gathers_overlap_other_collectives() {
+    for size in [2, 3] {
+        let found = ranks(size, |group| {
+            let (device, rank) = (fox_tensor::Device::naive(), group.rank());
+            let tensors = (0..7usize).map(|i| {
+                let owner = i % size;
+                let values = vec![i as f32; i + 1];
+                let own = device.from_f32(&values, [i + 1]).unwrap();
+                (owner, if owner == rank { own } else { Tensor::absent([i + 1], &device) })
+            });
+            let gathers = group.begin_gather(tensors.collect()).unwrap();
+            let numbers = group.all_numbers(&[rank as f64]).unwrap();
+            assert_eq!(numbers, (0..size).map(|r| r as f64).collect::<Vec<_>>());
+            let moved = group.transfer(size - 1, 0, &[rank as u8]).unwrap();
+            assert_eq!(moved, (rank == 0).then(|| vec![(size - 1) as u8]));
+            group.wait_for_gathers().unwrap();
+            let values = gathers
+                .into_iter()
+                .map(|gather| group.finish_gather(gather).unwrap().to_f32().unwrap());
+            let values: Vec<Vec<f32>> = values.collect();
+            group.leave().unwrap();
+            values
+        });
+        let want: Vec<Vec<f32>> = (0..7).map(|i| vec![i as f32; i + 1]).collect();
+        found.into_iter().for_each(|values| assert_eq!(values, want));
     }
 }
 

@@ -62,7 +62,7 @@ const NORMAL: f64 = 1.96;
 /// The 97.5% quantile of Student's t distribution, to three decimals; infinite without degrees of freedom.
 ///
 /// Beyond the table it is the Cornish-Fisher expansion around the normal quantile, whose error there is below 1e-5.
-pub fn student_t(degrees_of_freedom: usize) -> f64 {
+pub(crate) fn student_t(degrees_of_freedom: usize) -> f64 {
     let Some(index) = degrees_of_freedom.checked_sub(1) else { return f64::INFINITY };
     STUDENT_T.get(index).copied().unwrap_or_else(|| {
         let (z, n) = (1.959_963_985f64, degrees_of_freedom as f64);
@@ -124,7 +124,7 @@ impl SeedMean {
 }
 
 /// The mean of fractions over seeds with Student's 95% interval, clipped to 0..1; NaN without values.
-pub fn fraction_over_seeds(fractions: &[f64]) -> Interval {
+pub(crate) fn fraction_over_seeds(fractions: &[f64]) -> Interval {
     let Some(mean) = SeedMean::of(fractions) else {
         return Interval { value: f64::NAN, low: f64::NAN, high: f64::NAN };
     };

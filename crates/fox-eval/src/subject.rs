@@ -19,7 +19,7 @@ pub struct Subject<'a> {
 
 impl Subject<'_> {
     /// An error unless the model knows every id of the data.
-    pub fn check_data(&self, data: &dyn Dataset) -> Result<()> {
+    pub(crate) fn check_data(&self, data: &dyn Dataset) -> Result<()> {
         self.check_vocabulary("data", data.vocab_size())
     }
 

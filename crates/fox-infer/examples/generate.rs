@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let delta = match event {
             Event::Token(token) => text.push(token.id)?,
             Event::Finished(_) => text.finish()?,
-            Event::Prompt(_) => continue,
+            _ => continue,
         };
         print!("{}", delta.text);
         std::io::stdout().flush()?;

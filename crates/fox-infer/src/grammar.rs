@@ -31,6 +31,7 @@ const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,16}";
 
 /// What an answer must match.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum GrammarSpec {
     /// JSON that is valid against a schema.
     JsonSchema(Value),

@@ -15,9 +15,9 @@
 //! let mut answer = Vec::new();
 //! for event in engine.submit(request)? {                                 // from any thread
 //!     match event {
-//!         Event::Prompt(_) => {}                                         // scores, with `echo`
 //!         Event::Token(token) => answer.push((token.id, token.logprob)), // as it is generated
 //!         Event::Finished(end) => println!("{:?}, {:?}", end.reason, end.usage),
+//!         _ => {} // scores of the prompt, with `echo`
 //!     }
 //! }
 //! assert_eq!(answer.len(), 5);

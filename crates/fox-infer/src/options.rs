@@ -6,6 +6,7 @@ use crate::{Error, Result};
 
 /// Which pages are evicted from the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum Eviction {
     /// None that a query may attend to.
     Off,

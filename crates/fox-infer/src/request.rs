@@ -117,6 +117,7 @@ impl Sampling {
 
 /// A token with its log-probability under the model, before temperature, penalty and filters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ScoredToken {
     /// The token.
     pub id: i32,
@@ -128,6 +129,7 @@ pub struct ScoredToken {
 
 /// An event of a request, in this order: `Prompt` (with `echo`), `Token`, `Finished`.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Event {
     /// Scores of the next prompt tokens, one event per prefill chunk, from the second token on (nothing predicts the
     /// first).
@@ -141,6 +143,7 @@ pub enum Event {
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum FinishReason {
     /// The model chose one of `stop_ids`, or the grammar is complete.
     Stop,
@@ -156,6 +159,7 @@ pub enum FinishReason {
 
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
@@ -167,6 +171,7 @@ pub struct Finished {
 
 /// Tokens and times of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -184,6 +189,7 @@ pub struct Usage {
 
 /// The KV cache of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CacheUsage {
     /// Tokens it covers.
     pub tokens: usize,

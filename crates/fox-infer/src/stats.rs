@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// Statistics of an engine between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Stats {
     /// Requests in the queue, preempted ones included.
     pub queued: usize,
@@ -50,6 +51,7 @@ impl Stats {
 
 /// Pages of one key head, over the running sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct HeadPages {
     /// In memory.
     pub held: usize,

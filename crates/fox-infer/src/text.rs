@@ -9,6 +9,7 @@ const CONTEXT: usize = 16;
 
 /// Text that became certain with a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TextDelta {
     /// The new text, often empty: incomplete characters and possible stop strings are withheld.
     pub text: String,

@@ -30,7 +30,7 @@ fn request(seed: usize) -> Request {
 #[test]
 fn batch_of_sixteen_is_bit_exact() {
     for name in FIXTURES {
-        for weights in [WeightFormat::F32, WeightFormat::Int8] {
+        for weights in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8] {
             let options = EngineOptions { prefill_chunk: 20, weights, ..Default::default() };
             let alone = Engine::start(fixture(name), options.clone()).unwrap();
             let batch = Engine::start(fixture(name), options).unwrap();

@@ -1,6 +1,6 @@
 //! Events that a child process reports to its parent: one JSON object per line on the standard error.
 //!
-//! A process that was started with [`ENABLE`] set writes [`ChildEvent`]s wherever it would write lines for people.
+//! A process that was started with `ENABLE` set writes [`ChildEvent`]s wherever it would write lines for people.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 /// The environment variable that turns events on.
-pub const ENABLE: &str = "FOX_CHILD_EVENTS";
+pub(crate) const ENABLE: &str = "FOX_CHILD_EVENTS";
 
 /// One event of a child process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -86,7 +86,7 @@ pub fn diverged(folder: &Path) -> Result<Option<String>> {
 }
 
 /// The loss by which runs are compared: held-out where it was measured, else in training.
-pub fn comparable_loss(summary: &Summary) -> Option<f64> {
+pub(crate) fn comparable_loss(summary: &Summary) -> Option<f64> {
     summary.evaluation.as_ref().map(|e| e.loss).or(summary.train_loss)
 }
 
@@ -161,7 +161,7 @@ impl Node {
     }
 
     /// Whether the command takes the arguments that choose a device.
-    pub fn uses_device(&self) -> bool {
+    pub(crate) fn uses_device(&self) -> bool {
         matches!(self.work, Work::Train(_) | Work::Command { uses_device: true, .. })
     }
 
@@ -220,7 +220,7 @@ impl RunGraph {
     }
 
     /// Marks the next node as running: of all whose dependencies are finished the one with the lowest rank.
-    pub fn start_next(&mut self) -> Option<NodeId> {
+    pub(crate) fn start_next(&mut self) -> Option<NodeId> {
         let finished = |id: &NodeId| self.nodes[*id].outcome == Some(RunOutcome::Finished);
         let ready = |node: &Node| {
             node.outcome.is_none() && !node.running && node.after.iter().all(finished)
@@ -279,7 +279,7 @@ impl Experiment for () {
 }
 
 /// A label as the name of a folder.
-pub fn folder_name(label: &str) -> String {
+pub(crate) fn folder_name(label: &str) -> String {
     let plain = |c: char| if c.is_alphanumeric() || "+-_.".contains(c) { c } else { '_' };
     label.chars().map(plain).collect()
 }

@@ -10,7 +10,23 @@
 //! same command resumes an interrupted experiment, and a report is written from the files alone. Reports are
 //! [`Report`](fox_eval::report::Report)s, statistics are in [`fox_eval::stats`].
 //!
-//! The commands of the `fox` binary share [`args`], [`output`], [`progress`] and [`signals`] with these.
+//! The commands of the `fox` binary share [`args`], [`output`], [`progress`] and [`signals`] with these. The crate exists
+//! for that binary: its interface may change in any release.
+//!
+//! The learning-rate search of sweeps and experiments, with a formula in the place of training runs:
+//!
+//! ```
+//! use fox_lab::search::{Bracket, learning_rate_grid};
+//!
+//! let loss = |rate: f64| (rate / 3e-3).ln().powi(2);
+//! let mut search = Bracket::around(1e-4);
+//! while let Some(index) = search.wanted().first().copied() {
+//!     search.record(index, loss(learning_rate_grid(index)));
+//! }
+//! // The best point of the grid {1, 2, 5} x 10^i, whose neighbours are worse.
+//! assert_eq!(search.best().map(learning_rate_grid), Some(2e-3));
+//! assert_eq!(search.known().count(), 7);
+//! ```
 
 // They panic when the reader is gone; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]

@@ -67,7 +67,7 @@ impl Scheduler {
     }
 
     /// The same; `on_event` gets the events of all children, and the scheduler itself shows no progress.
-    pub fn run_with(
+    pub(crate) fn run_with(
         &self,
         graph: &mut RunGraph,
         experiment: &mut dyn Experiment,

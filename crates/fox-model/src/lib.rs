@@ -60,7 +60,7 @@ pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
 pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState, SequenceState};
 pub use memory::MemoryEstimate;
 pub use mixers::delta::DeltaConfig;
-pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
 pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
 pub use mixers::kda::KdaConfig;
@@ -71,6 +71,8 @@ pub use mixers::wall::WallConfig;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, ForwardOutput, Model, Pooling, Pruning, TokenDecoder, TokenLoss};
 pub use observe::{AttentionView, Observer};
-pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+pub use params::{
+    Init, ParamGroup, ParamList, ParamSpec, Parameters, Pass, PassGuard, Residency, WeightSource,
+};
 pub use retrofit::{RetrofitOptions, RetrofitReport, retrofit_checkpoint};
 pub use verify::{Tolerances, VerifyCheck, VerifyReport, verify_dump};

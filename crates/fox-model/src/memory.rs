@@ -31,6 +31,7 @@ const LOGITS: f64 = (256u64 << 20) as f64;
 
 /// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct MemoryEstimate {
     /// The parameters.
     pub weights: f64,
@@ -44,6 +45,10 @@ pub struct MemoryEstimate {
     pub activations_recomputed: f64,
     /// The decode state.
     pub cache: f64,
+    /// Activations of a training step in bf16 on a GPU, with the gradients of the loss.
+    pub activations_bf16: f64,
+    /// The same when every block is recomputed.
+    pub activations_bf16_recomputed: f64,
     /// All of a training step in bf16 on a GPU.
     pub train_bf16: f64,
     /// The same when every block is recomputed.
@@ -96,12 +101,15 @@ impl MemoryEstimate {
         let narrow = |per_token: f64| {
             let loss =
                 4.0 * vocab * width + 2.0 * tokens * width + (2.0 * tokens * vocab).min(LOGITS);
-            let activations = 2.0 * tokens * (per_token + 2.0 * width) + loss;
-            4.0 * all + optimizer + activations.max(4.0 * trained)
+            2.0 * tokens * (per_token + 2.0 * width) + loss
         };
+        let (kept, recomputed) = (narrow(blocks - cheap), narrow(2.0 * layers * width + largest));
+        let train = |activations: f64| 4.0 * all + optimizer + activations.max(4.0 * trained);
         Ok(MemoryEstimate {
-            train_bf16: narrow(blocks - cheap),
-            train_bf16_recomputed: narrow(2.0 * layers * width + largest),
+            activations_bf16: kept,
+            activations_bf16_recomputed: recomputed,
+            train_bf16: train(kept),
+            train_bf16_recomputed: train(recomputed),
             weights: 4.0 * all,
             gradients: 4.0 * trained,
             optimizer,

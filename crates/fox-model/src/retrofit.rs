@@ -31,6 +31,7 @@ pub struct RetrofitOptions {
 
 /// Result of a retrofit.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RetrofitReport {
     /// The format of the original.
     pub from: ModelType,

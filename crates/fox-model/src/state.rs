@@ -10,7 +10,7 @@ use crate::{Error, Model, Result};
 
 impl Model {
     /// An error for encoders, which have no decode state.
-    pub fn check_causal(&self) -> Result<()> {
+    pub(crate) fn check_causal(&self) -> Result<()> {
         if self.config().is_encoder() { Err(Error::Encoder) } else { Ok(()) }
     }
 

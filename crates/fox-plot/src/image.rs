@@ -49,7 +49,7 @@ pub struct Image {
 
 impl MatrixImage {
     /// The matrix as a PNG in a data URI; NaN is transparent.
-    pub fn data_uri(&self, range: (f64, f64)) -> String {
+    pub(crate) fn data_uri(&self, range: (f64, f64)) -> String {
         let mut palette: Vec<Rgb> = vec![[0; 3]];
         palette.extend((0..255).map(|i| sequential(f64::from(i) / 254.0)));
         let pixels: Vec<u8> = self

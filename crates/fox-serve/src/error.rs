@@ -6,6 +6,7 @@ use hyper::{Response, StatusCode};
 use serde_json::json;
 
 use crate::body::{Body, json_response};
+use crate::reference::ERRORS;
 
 /// An error of starting or running a server.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,8 @@ impl ApiError {
     }
 
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let is_known = ERRORS.iter().any(|error| error.0 == status.as_u16());
+        debug_assert!(is_known, "{status} is missing in reference.rs");
         ApiError { status, message: message.into(), kind, param: None, code: None }
     }
 
@@ -77,6 +80,8 @@ impl ApiError {
     }
 
     pub fn with_code(self, code: &'static str) -> Self {
+        let is_known = ERRORS.iter().any(|error| error.1 == code);
+        debug_assert!(is_known, "{code} is missing in reference.rs");
         ApiError { code: Some(code), ..self }
     }
 

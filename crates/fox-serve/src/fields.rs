@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult};
+use crate::reference::KnownFields;
 
 /// Unknown fields that are named, at most, and the length of a name.
 const MAX_NAMES: usize = 8;
@@ -25,18 +26,21 @@ const MAX_VALUES: usize = 1 << 16;
 const WARNING: HeaderName = HeaderName::from_static("x-fox-warning");
 
 /// An object whose fields are parsed when they are taken.
-pub(crate) struct Fields<'a>(Vec<(String, &'a RawValue)>);
+pub(crate) struct Fields<'a> {
+    given: Vec<(String, &'a RawValue)>,
+    known: KnownFields,
+}
 
 impl<'a> Fields<'a> {
-    /// Splits a body into fields.
-    pub fn parse(bytes: &'a [u8]) -> ApiResult<Fields<'a>> {
+    /// Splits a body into fields, of which those in `known` are taken.
+    pub fn parse(bytes: &'a [u8], known: KnownFields) -> ApiResult<Fields<'a>> {
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
         let fields = deserializer.deserialize_any(FieldsVisitor);
         match fields.and_then(|fields| deserializer.end().map(|()| fields)) {
-            Ok(fields) if fields.0.len() > MAX_FIELDS => {
+            Ok(given) if given.len() > MAX_FIELDS => {
                 Err(ApiError::invalid(None, format!("the body has more than {MAX_FIELDS} fields")))
             }
-            Ok(fields) => Ok(fields),
+            Ok(given) => Ok(Fields { given, known }),
             Err(error) if error.is_data() => {
                 Err(ApiError::invalid(None, "the body must be a JSON object"))
             }
@@ -45,15 +49,17 @@ impl<'a> Fields<'a> {
     }
 
     /// The fields of an inner object; none when it is absent.
-    pub fn inner(&mut self, name: &'static str) -> ApiResult<Fields<'a>> {
-        let Some(raw) = self.take_raw(name) else { return Ok(Fields(Vec::new())) };
-        let fields = Fields::parse(raw.get().as_bytes());
+    pub fn inner(&mut self, name: &'static str, known: KnownFields) -> ApiResult<Fields<'a>> {
+        let Some(raw) = self.take_raw(name) else { return Ok(Fields { given: Vec::new(), known }) };
+        let fields = Fields::parse(raw.get().as_bytes(), known);
         fields.map_err(|_| ApiError::invalid(name, format!("{name} must be a JSON object")))
     }
 
     /// A field that is not parsed yet; `None` when it is absent or null. The last one of several counts.
     pub fn take_raw(&mut self, name: &str) -> Option<&'a RawValue> {
-        let taken = self.0.iter().rfind(|(other, _)| other == name).map(|(_, raw)| *raw);
+        let mut known = self.known.iter().copied().flatten();
+        debug_assert!(known.any(|field| field.name == name), "{name} is missing in reference.rs");
+        let taken = self.given.iter().rfind(|(other, _)| other == name).map(|(_, raw)| *raw);
         self.drop(&[name]);
         taken.filter(|raw| raw.get() != "null")
     }
@@ -85,12 +91,12 @@ impl<'a> Fields<'a> {
 
     /// Drops fields that change nothing about an answer.
     pub fn drop(&mut self, names: &[&str]) {
-        self.0.retain(|(name, _)| !names.contains(&name.as_str()));
+        self.given.retain(|(name, _)| !names.contains(&name.as_str()));
     }
 
     /// The fields that were not taken; an error when the server is `strict`.
     pub fn finish(self, strict: bool) -> ApiResult<UnknownFields> {
-        let names: Vec<String> = self.0.into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = self.given.into_iter().map(|(name, _)| name).collect();
         match names.first() {
             Some(name) if strict => Err(ApiError::invalid(None, format!("unknown field: {name}"))
                 .with_param(Some(name.clone()))),
@@ -102,13 +108,13 @@ impl<'a> Fields<'a> {
 struct FieldsVisitor;
 
 impl<'a> Visitor<'a> for FieldsVisitor {
-    type Value = Fields<'a>;
+    type Value = Vec<(String, &'a RawValue)>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("a JSON object")
     }
 
-    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Fields<'a>, A::Error> {
+    fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut fields = Vec::new();
         // One field beyond the limit reports the excess; the others are skipped.
         while let Some((name, raw)) = map.next_entry::<String, &RawValue>()? {
@@ -116,7 +122,7 @@ impl<'a> Visitor<'a> for FieldsVisitor {
                 fields.push((name, raw));
             }
         }
-        Ok(Fields(fields))
+        Ok(fields)
     }
 }
 
@@ -180,7 +186,13 @@ fn whole(value: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::Field;
     use serde_json::json;
+
+    const KNOWN: KnownFields = &[&[
+        Field { name: "a", form: "", meaning: "" },
+        Field { name: "b", form: "", meaning: "" },
+    ]];
 
     #[test]
     fn whole_floats_become_integers() {
@@ -197,16 +209,16 @@ mod tests {
 
     #[test]
     fn fields_are_bounded_and_last_duplicate_wins() {
-        let mut fields = Fields::parse(br#"{"a": 1, "b": null, "a": 2}"#).unwrap();
+        let mut fields = Fields::parse(br#"{"a": 1, "b": null, "a": 2}"#, KNOWN).unwrap();
         assert_eq!(fields.take::<u8>("a").unwrap(), Some(2));
         assert_eq!(fields.take::<u8>("b").unwrap(), None);
         let names: Vec<String> = (0..=MAX_FIELDS).map(|i| format!(r#""f{i}":0"#)).collect();
-        assert!(Fields::parse(format!("{{{}}}", names.join(",")).as_bytes()).is_err());
+        assert!(Fields::parse(format!("{{{}}}", names.join(",")).as_bytes(), KNOWN).is_err());
         let body = format!(r#"{{"a": [{}[]]}}"#, "[],".repeat(MAX_VALUES / 2));
-        let error = Fields::parse(body.as_bytes()).unwrap().take::<Value>("a").unwrap_err();
+        let error = Fields::parse(body.as_bytes(), KNOWN).unwrap().take::<Value>("a").unwrap_err();
         assert_eq!(error.message, "a has more than 65536 values");
         for bad in ["{", "{} x", "{\"a\": [}"] {
-            let Err(error) = Fields::parse(bad.as_bytes()) else { panic!("{bad}") };
+            let Err(error) = Fields::parse(bad.as_bytes(), KNOWN) else { panic!("{bad}") };
             assert!(error.message.starts_with("the body is not JSON"), "{bad}: {}", error.message);
         }
     }

@@ -15,6 +15,7 @@ use crate::body::{Body, ReceivedBody, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
+use crate::reference::INSPECT;
 
 /// Largest number of rows and columns of a picture: for several heads, and for one head.
 const PIXELS: (usize, usize) = (128, 256);
@@ -50,7 +51,7 @@ struct InspectRequest {
 type LayerHead = (usize, usize);
 
 fn parse(app: &App, body: &[u8]) -> ApiResult<InspectRequest> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &[INSPECT])?;
     let prompt = fields.take_raw("prompt");
     let head = fields.take("head")?;
     let position: Option<usize> = fields.take("position")?;

@@ -46,6 +46,7 @@ mod models;
 mod options;
 mod origin;
 mod page;
+mod reference;
 mod routes;
 mod server;
 mod stall_guard;

@@ -21,7 +21,7 @@ use crate::{completions, inspect, models, origin, page, tokens};
 
 /// The routes of the server; any other path is 404.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Route<'a> {
+pub(crate) enum Route<'a> {
     Page(&'static page::File),
     PageSettings,
     Health,
@@ -40,32 +40,47 @@ enum Route<'a> {
     Inspect,
 }
 
+/// Path, route and description, for the guide's `reference-http.md`; besides these there are the files of the page.
+pub(crate) static ROUTES: &[(&str, Route<'static>, &str)] = &[
+    ("/v1/completions", Route::Completions, "continues texts; OpenAI's API"),
+    ("/v1/chat/completions", Route::ChatCompletions, "answers a conversation; OpenAI's API"),
+    ("/v1/responses", Route::Responses, "OpenAI's newer API, translated to a chat"),
+    ("/v1/messages", Route::Messages, "Anthropic's API, translated to a chat"),
+    ("/v1/models", Route::Models, "the served model and its aliases"),
+    (
+        "/v1/models/NAME",
+        Route::Model("NAME"),
+        "one of them: context length, vocabulary, layers, heads",
+    ),
+    (
+        "/v1/embeddings",
+        Route::Unsupported(NO_EMBEDDINGS),
+        "501; vectors of texts are printed by `fox embed`",
+    ),
+    ("/tokenize", Route::Tokenize, "text or messages to ids"),
+    ("/detokenize", Route::Detokenize, "ids to text"),
+    ("/tokenizer_info", Route::TokenizerInfo, "vocabulary, markers, chat template"),
+    ("/inspect", Route::Inspect, "half-lives, forget gates, attention and evicted pages of a text"),
+    ("/health", Route::Health, "200, or 503 while the server drains"),
+    ("/metrics", Route::Metrics, "Prometheus; names of vLLM's dashboards (`vllm:`) beside its own"),
+    ("/page.json", Route::PageSettings, "settings of the page at `/`"),
+];
+
+const NO_EMBEDDINGS: &str =
+    "/v1/embeddings is not supported: the model continues text and has no embeddings";
+
 impl<'a> Route<'a> {
-    fn find(path: &'a str) -> Option<Route<'a>> {
+    pub fn find(path: &'a str) -> Option<Route<'a>> {
         if let Some(file) = page::file(path) {
             return Some(Route::Page(file));
         }
-        Some(match path {
-            "/page.json" => Route::PageSettings,
-            "/health" => Route::Health,
-            "/metrics" => Route::Metrics,
-            "/v1/models" => Route::Models,
-            "/v1/completions" => Route::Completions,
-            "/v1/chat/completions" => Route::ChatCompletions,
-            "/v1/responses" => Route::Responses,
-            "/v1/messages" => Route::Messages,
-            "/v1/embeddings" => Route::Unsupported(
-                "/v1/embeddings is not supported: the model continues text and has no embeddings",
-            ),
-            "/tokenize" => Route::Tokenize,
-            "/detokenize" => Route::Detokenize,
-            "/tokenizer_info" => Route::TokenizerInfo,
-            "/inspect" => Route::Inspect,
-            other => Route::Model(other.strip_prefix("/v1/models/")?),
-        })
+        if let Some((_, route, _)) = ROUTES.iter().find(|(known, ..)| *known == path) {
+            return Some(*route);
+        }
+        path.strip_prefix("/v1/models/").map(Route::Model)
     }
 
-    fn method(self) -> Method {
+    pub fn method(self) -> Method {
         match self {
             Route::Completions
             | Route::ChatCompletions
@@ -80,7 +95,7 @@ impl<'a> Route<'a> {
     }
 
     /// Whether the API key is required, where there is one.
-    fn needs_key(self) -> bool {
+    pub fn needs_key(self) -> bool {
         !matches!(self, Route::Page(_) | Route::PageSettings | Route::Health)
     }
 

@@ -12,6 +12,7 @@ use crate::completions::{Prompt, id_list};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::models;
+use crate::reference::{DETOKENIZE, TOKENIZE};
 
 #[derive(Serialize)]
 struct Tokenized<'a> {
@@ -24,7 +25,7 @@ struct Tokenized<'a> {
 /// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids, or `messages` in place of the
 /// prompt.
 pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &[TOKENIZE])?;
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
     }
@@ -53,7 +54,7 @@ pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
 
 /// `{"tokens": [ID, ...]}` to text.
 pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &[DETOKENIZE])?;
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
     }

@@ -31,7 +31,7 @@ impl<'a> Operands<'a> {
     /// A tensor of any type on this backend.
     pub(crate) fn on_device(&self, what: &'static str, x: &Tensor) -> Result<()> {
         if std::ptr::addr_eq(x.device().backend(), self.backend) {
-            return Ok(());
+            return self.require(!x.is_absent(), || format!("{what} is not on this rank"));
         }
         Err(Error::DeviceMismatch {
             op: self.op,

@@ -19,6 +19,10 @@ pub trait Storage: Any + Send + Sync {
     fn is_packed(&self) -> bool {
         false
     }
+    /// Whether the values are elsewhere, see [`Tensor::absent`].
+    fn is_absent(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes of device memory.

@@ -33,7 +33,7 @@ impl Shape {
 
     /// The number of elements, or `None` when the product of the nonzero extents does not fit a `usize`. For shapes
     /// read from files.
-    pub fn checked_len(dims: &[usize]) -> Option<usize> {
+    pub(crate) fn checked_len(dims: &[usize]) -> Option<usize> {
         let product = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
         Some(if dims.contains(&0) { 0 } else { product })
     }

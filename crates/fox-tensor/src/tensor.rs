@@ -37,6 +37,17 @@ impl Tensor {
         Tensor { storage, shape, dtype, device }
     }
 
+    /// A tensor of f32 values that are not on this rank: it has a shape and a device, but takes no memory. Every op
+    /// rejects it.
+    pub fn absent(shape: impl Into<Shape>, device: &Device) -> Self {
+        Tensor::from_storage(Arc::new(Absent), shape, DType::F32, device.clone())
+    }
+
+    /// Whether the values are not on this rank.
+    pub fn is_absent(&self) -> bool {
+        self.storage.is_absent()
+    }
+
     /// The extents.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -212,6 +223,27 @@ impl Tensor {
             });
         }
         Ok(())
+    }
+}
+
+/// The storage of [`Tensor::absent`].
+struct Absent;
+
+impl Storage for Absent {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+
+    fn holds(&self, _: usize, dtype: DType) -> bool {
+        dtype == DType::F32
+    }
+
+    fn is_absent(&self) -> bool {
+        true
     }
 }
 

@@ -238,3 +238,60 @@ fn unused_values_have_no_gradient() {
     let grads = tape.backward_from(&[(y, dy)], &[used, unused], &mut Gradients::default()).unwrap();
     assert!(grads[0].is_some() && grads[1].is_none());
 }
+
+#[test]
+fn tape_does_not_keep_fetched_weights() {
+    let device = Device::naive();
+    let (x, w) = (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]));
+    let (id, dy) = (ParamId(0), normal(&device, 3, &[5, 4]));
+    let pass = |w: Var, gradients: &mut Gradients| {
+        let mut tape = Tape::recording(&device);
+        let x = tape.leaf(x.clone());
+        let y = tape.linear(&x, &w, None).unwrap();
+        let value = w.value().clone();
+        drop(w);
+        // The original, this clone, and the tape's if it keeps one.
+        let shared = value.is_shared();
+        let dx = tape.backward_from(&[(y, dy.clone())], &[x], gradients).unwrap();
+        (values(dx[0].as_ref()), shared)
+    };
+    let (mut stored, mut fetched) = (Gradients::default(), Gradients::default());
+    let copy = |w: &Tensor| device.from_f64(&w.to_f64().unwrap(), w.shape()).unwrap();
+    let (want, kept) = pass(Var::param(id, copy(&w)), &mut stored);
+    let again = w.clone();
+    let (found, held) =
+        pass(Var::fetched_param(Some(id), copy(&w), move || Ok(again.clone())), &mut fetched);
+    assert_eq!((want, kept), (found, true));
+    assert!(!held, "the tape keeps a fetched weight");
+    assert_eq!(values(stored.get(id)), values(fetched.get(id)));
+    let (again, mut none) = (w.clone(), Gradients::default());
+    pass(Var::fetched_param(None, copy(&w), move || Ok(again.clone())), &mut none);
+    assert_eq!(none.iter().count(), 0, "a frozen weight has no gradient");
+}
+
+#[test]
+fn counting_gradients_keeps_none() {
+    let device = Device::naive();
+    let (x, w) = (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]));
+    let mut tape = Tape::recording(&device);
+    let (x, w) = (tape.leaf(x), Var::param(ParamId(1), w));
+    let seeds: Vec<_> = (0..2)
+        .map(|seed| (tape.linear(&x, &w, None).unwrap(), normal(&device, seed, &[5, 4])))
+        .collect();
+    let mut gradients = Gradients::counting();
+    tape.backward_from(&seeds, &[x], &mut gradients).unwrap();
+    assert_eq!(gradients.term_counts(), [0, 2]);
+    assert_eq!(gradients.iter().count(), 0);
+}
+
+#[test]
+fn ops_reject_absent_tensors() {
+    let device = Device::naive();
+    let absent = Tensor::absent([4, 4], &device);
+    assert_eq!((absent.dims(), absent.is_absent()), (&[4, 4][..], true));
+    let mut tape = Tape::inference(&device);
+    let x = Var::constant(normal(&device, 1, &[5, 4]));
+    let error = tape.linear(&x, &Var::constant(absent.clone()), None).unwrap_err().to_string();
+    assert!(error.contains("is not on this rank"), "{error}");
+    assert!(absent.to_f32().is_err() && absent.slice_rows(0, 1).is_err());
+}

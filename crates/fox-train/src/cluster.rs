@@ -20,12 +20,25 @@
 //!            and the keys that were fetched
 //! ```
 //!
+//! With sharded weights (`parallel.shard = "weights"`) new values do not travel back, and instead every pass of each
+//! micro-batch gathers the weights, batch by batch (about a block each) from their owners, prefetched by one batch:
+//!
+//! ```text
+//! weights    W = for every batch of every pass, the largest 4 P_owned to each other rank; forward all weights, backward
+//!                those of the blocks
+//! step       C + G / 2 + X + W
+//! overlapped max(C, W + G / 2) + X                              both travel while the device computes
+//! memory     crate::memory_check
+//! ```
+//!
 //! Latencies are not counted: a step has few large messages.
 
+use fox_dist::owners;
 use fox_model::mixers::StateSpec;
-use fox_model::{MixerConfig, ModelConfig, ParamSpec};
+use fox_model::{MixerConfig, ModelConfig, ParamGroup, ParamSpec};
 
-use crate::recipe::ParallelRecipe;
+use crate::recipe::{ParallelRecipe, Shard};
+use crate::sharded_weights::{is_sharded, window as block_bytes};
 use crate::{Recipe, Result, memory_check};
 
 /// Bytes of a gradient, a parameter, or an element of the optimizer's state.
@@ -72,10 +85,14 @@ pub struct ClusterPlan {
     pub context: usize,
     /// Ranks that share the batch.
     pub data: usize,
+    /// What is divided among the ranks.
+    pub shard: Shard,
     /// Bytes of device memory at the rank that needs the most.
     pub memory: f64,
     /// Bytes of gradients and parameters that a rank sends in a step.
     pub gradient_bytes: f64,
+    /// Bytes of weights that a rank sends in a step, where they are sharded.
+    pub weight_bytes: f64,
     /// Bytes of keys, values, gates and their gradients that go to and from the last part of a sequence in a step.
     pub key_bytes: f64,
     /// Seconds of arithmetic.
@@ -84,16 +101,22 @@ pub struct ClusterPlan {
     pub gradients: f64,
     /// Seconds for the keys.
     pub keys: f64,
+    /// Seconds to gather weights, where they are sharded.
+    pub weights: f64,
 }
 
 impl ClusterPlan {
     /// Seconds of a step, one thing after the other.
     pub fn step(&self) -> f64 {
-        self.compute + self.gradients + self.keys
+        self.compute + self.gradients + self.keys + self.weights
     }
 
-    /// Seconds of a step when gradients are added during the backward pass, which is two thirds of the arithmetic.
+    /// Seconds of a step when gradients are added during the backward pass, which is two thirds of the arithmetic, and
+    /// sharded weights are gathered ahead.
     pub fn overlapped(&self) -> f64 {
+        if self.shard == Shard::Weights {
+            return self.compute.max(self.weights + self.gradients) + self.keys;
+        }
         let summed = self.gradients / 2.0;
         let visible = (summed - self.compute * 2.0 / 3.0).max(0.0);
         self.compute + visible + summed + self.keys
@@ -129,6 +152,13 @@ impl ClusterPlan {
         let specs = config.param_specs();
         let trained = specs.iter().filter(|s| s.trainable && recipe.training.trains(s));
         let share = F32 * trained.map(ParamSpec::count).sum::<usize>() as f64 / ranks as f64;
+        let shard = if ranks > 1 { recipe.parallel.shard } else { Shard::Optimizer };
+        // With sharded weights, new values stay with their owner.
+        let ways = if shard == Shard::Weights { 1.0 } else { 2.0 };
+        let (weight_bytes, weights) = match shard {
+            Shard::Optimizer => (0.0, 0.0),
+            Shard::Weights => gathers(recipe, config, cluster),
+        };
         // Keys that the last part of one row fetches in one layer, where no window is shorter.
         let parts = context as f64;
         let unforgotten = length as f64 * (parts - 1.0) / parts * cluster.fetched;
@@ -158,13 +188,60 @@ impl ClusterPlan {
             context,
             data,
             memory: memory(recipe, config, cluster, held)?,
-            gradient_bytes: 2.0 * share * (ranks - 1) as f64,
+            shard,
+            gradient_bytes: ways * share * (ranks - 1) as f64,
+            weight_bytes,
+            weights,
             key_bytes,
             compute: rows as f64 * part_flops(recipe, config, cluster.visited) / cluster.rate,
-            gradients: 2.0 * cluster.exchange(share, ranks - 1, cluster.gpus - 1),
+            gradients: ways * cluster.exchange(share, ranks - 1, cluster.gpus - 1),
             keys: cluster.exchange(each, peers, peers.min(cluster.gpus - 1)),
         })
     }
+}
+
+/// Bytes of weights that a rank sends in a step, on average, and the seconds of all gathers. Those of a batch take as long
+/// as the rank, or between nodes the node, that owns the most of it sends.
+fn gathers(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> (f64, f64) {
+    let (specs, ranks) = (config.param_specs(), cluster.ranks());
+    let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
+    let sharded: Vec<(&ParamSpec, usize)> =
+        specs.iter().zip(owners(&sizes, ranks)).filter(|(spec, _)| is_sharded(spec)).collect();
+    let of_blocks = |spec: &ParamSpec| matches!(spec.group, ParamGroup::Mixer | ParamGroup::Mlp);
+    let backward = sharded.iter().rev().filter(|(spec, _)| of_blocks(spec));
+    let window = block_bytes(&specs, config.num_layers) as f64;
+    let (mut bytes, mut seconds, mut batch, mut own) = (0.0, 0.0, 0.0, vec![0.0; ranks]);
+    let mut kept = window;
+    let mut send = |own: &mut Vec<f64>| {
+        let most = |bytes: &[f64]| bytes.iter().copied().fold(0.0, f64::max);
+        let near = most(own) * (cluster.gpus - 1) as f64 / cluster.link;
+        // The devices of a node share what connects it to others.
+        let mean = |node: &[f64]| node.iter().sum::<f64>() / cluster.gpus as f64;
+        let nodes: Vec<f64> = own.chunks(cluster.gpus).map(mean).collect();
+        let far = most(&nodes) * (ranks - cluster.gpus) as f64 / cluster.network;
+        seconds += near.max(far);
+        own.fill(0.0);
+    };
+    for (i, (spec, owner)) in sharded.iter().chain(backward).enumerate() {
+        let size = F32 * spec.count() as f64;
+        // The last block is still there when the backward pass begins.
+        if i >= sharded.len() && kept >= size {
+            kept -= size;
+            continue;
+        }
+        kept = if i >= sharded.len() { 0.0 } else { kept };
+        if batch + size > window {
+            send(&mut own);
+            batch = 0.0;
+        }
+        (batch, bytes) = (batch + size, bytes + size);
+        own[*owner] += size;
+    }
+    send(&mut own);
+    let rows = (recipe.training.batch * recipe.parallel.context / ranks) as f64;
+    let passes = (rows / memory_check::rows(recipe, ranks) as f64).ceil().max(1.0);
+    let others = (ranks - 1) as f64 / ranks as f64;
+    (passes * bytes * others, passes * seconds)
 }
 
 /// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the fraction `visited` of attention.
@@ -345,10 +422,58 @@ mod tests {
             compute: 3.0,
             gradients,
             keys: 0.5,
+            shard: Shard::Optimizer,
+            weight_bytes: 0.0,
+            weights: 0.0,
         };
         // Half of the exchange are sums, beside two seconds of arithmetic; the way back is not hidden.
         assert_eq!(plan(4.0).overlapped(), 3.0 + 2.0 + 0.5);
         assert_eq!(plan(5.0).overlapped(), 3.0 + 0.5 + 2.5 + 0.5);
+    }
+
+    #[test]
+    fn sharded_weights_trade_memory_for_traffic() {
+        let (replicated, config) = recipe(&["training.batch=8"]);
+        let (sharded, _) = recipe(&["training.batch=8", "parallel.shard=\"weights\""]);
+        let plan = |recipe: &Recipe, cluster: &Cluster| {
+            ClusterPlan::new(recipe, &config, cluster).unwrap()
+        };
+        let (one, three) = (plan(&replicated, &cluster(8, 1)), plan(&sharded, &cluster(8, 1)));
+        let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+        let bytes = 4.0 * parameters as f64;
+        // Weights and gradients are an eighth, but for the blocks in flight and the output projection.
+        let saved = (one.memory - three.memory) / (bytes * 7.0 / 8.0);
+        assert!((0.5..1.0).contains(&saved), "{saved}");
+        assert_eq!(three.gradient_bytes, one.gradient_bytes / 2.0);
+        // Forward all, backward all but the tables and the last block.
+        let tables = 2.0 * 4.0 * (50_257 * 1536) as f64;
+        let block = (bytes - tables) / 24.0;
+        let want = (2.0 * bytes - tables - block) * 7.0 / 8.0;
+        assert!((three.weight_bytes / want - 1.0).abs() < 0.01, "{} {want}", three.weight_bytes);
+        assert!(three.weights > want / 450e9, "owners are not balanced in every block");
+        // Hidden behind the arithmetic within a node, not behind a slow network.
+        assert_eq!(three.overlapped(), three.compute);
+        let slow = Cluster { network: 1e9, ..cluster(4, 2) };
+        assert!(plan(&sharded, &slow).overlapped() > plan(&replicated, &slow).overlapped());
+        // Micro-batches gather anew.
+        let (parts, _) =
+            recipe(&["training.batch=32", "training.micro_batch=1", "parallel.shard=\"weights\""]);
+        let parts = plan(&parts, &cluster(8, 1));
+        assert!((parts.weight_bytes / three.weight_bytes - 4.0).abs() < 1e-9);
+        let alone = plan(&sharded, &cluster(1, 1));
+        assert_eq!((alone.shard, alone.weight_bytes), (Shard::Optimizer, 0.0));
+    }
+
+    #[test]
+    fn seven_billion_parameters_fit_eight_h200s() {
+        let recipe = recipe::load("fox-pro-7b", &[]).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
+        let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+        assert!((6_500_000_000..7_500_000_000).contains(&parameters), "{parameters}");
+        let plan = ClusterPlan::new(&recipe, &config, &cluster(8, 1)).unwrap();
+        assert_eq!((plan.context, plan.data, plan.shard), (1, 8, Shard::Weights));
+        assert!(1.05 * plan.memory < 141e9, "{}", plan.memory);
+        assert!(plan.weights < 0.2 * plan.compute, "{} {}", plan.weights, plan.compute);
     }
 
     #[test]

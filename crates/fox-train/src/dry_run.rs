@@ -22,6 +22,7 @@ const SHORTEST: usize = 64;
 
 /// What a run would take.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct DryRun {
     /// Parameters of the model.
     pub parameters: usize,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fox_base::random::mix;
 use fox_data::{Dataset, DocumentChunk, DocumentChunks, IGNORED_LABEL, Tokenizer};
 use fox_dist::Group;
-use fox_model::{ForwardOptions, Model};
+use fox_model::{ForwardOptions, Model, Pass};
 use fox_tensor::{Segments, Tape};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ impl Evaluator {
 
     /// The loss of a model that several processes have: each computes a range of the sequences, and all add up the
     /// losses of all tokens in the same order, so that the result has the bits of one process.
-    pub fn run_in(
+    pub(crate) fn run_in(
         &self,
         model: &Model,
         options: &ForwardOptions,
@@ -131,9 +131,14 @@ impl Evaluator {
         let parts: Vec<&[DocumentChunk]> = self.chunks.chunks(self.rows).collect();
         let share = |rank: usize| rank * parts.len() / group.size();
         let mut own: Vec<f32> = Vec::new();
-        for chunks in &parts[share(group.rank())..share(group.rank() + 1)] {
-            let (inputs, labels) = self.read(chunks)?;
-            own.extend(self.losses(model, &inputs, &labels, options)?);
+        let range = share(group.rank())..share(group.rank() + 1);
+        // Where weights are sharded, all processes compute as many parts; what is too much is not counted.
+        let most = (0..group.size()).map(|r| share(r + 1) - share(r)).max().unwrap_or(0);
+        let sharded = model.params().is_sharded();
+        for at in (range.start..range.start + most).take(if sharded { most } else { range.len() }) {
+            let (inputs, labels) = self.read(parts[at.min(parts.len() - 1)])?;
+            let losses = self.losses(model, &inputs, &labels, options)?;
+            own.extend(Some(losses).filter(|_| range.contains(&at)).into_iter().flatten());
         }
         let losses = group.all_values(&own)?;
         let (_, labels) = self.read(&self.chunks)?;
@@ -183,6 +188,7 @@ impl Evaluator {
     ) -> Result<Vec<f32>> {
         let (device, positions) = (model.device(), inputs.len());
         let mut tape = Tape::inference(device);
+        let _weights = model.params().begin_pass(Pass::Evaluation);
         let loss = model.loss(
             &mut tape,
             &device.from_i32(inputs, [positions])?,

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::data::RunData;
 use crate::recipe::Weights;
 use crate::run_folder::RunFolder;
+use crate::sharded_save::Values;
 use crate::{Recipe, Result, files};
 
 const GENERATION: &str = "generation_config.json";
@@ -67,11 +68,22 @@ impl Companions {
 /// Writes a Hugging Face folder, aside first, so that it is there in full or not at all. A folder
 /// that holds something already is refused, also when another process wrote it in the meantime.
 pub fn export(model: &Model, companions: &Companions, folder: &Path) -> Result<()> {
+    let mut values = |id| Ok(model.params().value(id).to_f32()?);
+    export_from(model, &mut values, companions, folder)
+}
+
+/// [`export`] of a model whose values come from elsewhere.
+pub(crate) fn export_from(
+    model: &Model,
+    values: &mut Values<'_>,
+    companions: &Companions,
+    folder: &Path,
+) -> Result<()> {
     if !durable::is_vacant(folder)? {
         return Err(fox_model::Error::Occupied { path: folder.to_path_buf() }.into());
     }
     let new = NewFolder::create(folder)?;
-    model.save(new.path(), &WriteOptions::for_model(model.config()))?;
+    model.save_from(new.path(), &WriteOptions::for_model(model.config()), values)?;
     companions.write(model, new.path())?;
     Ok(new.publish()?)
 }

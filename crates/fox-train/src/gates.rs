@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use fox_data::Batch;
-use fox_model::{AttentionView, ForwardOptions, Model, Observer};
+use fox_model::{AttentionView, ForwardOptions, Model, Observer, Pass};
 use fox_tensor::{Segments, Tensor, tile_counts};
 
 use crate::Result;
@@ -27,6 +27,7 @@ pub fn half_lives(
     let segments = Segments::packed(&cuts.collect::<Vec<_>>())?;
     let ids = device.from_i32(&batch.inputs[..tokens], [tokens])?;
     let medians = Medians(RefCell::new(vec![Vec::new(); model.config().num_layers]));
+    let _weights = model.params().begin_pass(Pass::Observation);
     model.observe(&ids, &segments, options, &medians)?;
     Ok(medians.0.into_inner())
 }
@@ -62,7 +63,7 @@ fn median(mut values: Vec<f32>) -> f32 {
 /// The part of the attention tiles of each layer that was not visited, over the parts of a batch.
 ///
 /// `tiles[part][layer]` are those of [`fox_tensor::AttentionOut`].
-pub fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
+pub(crate) fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
     let layers = tiles.first().map_or(0, Vec::len);
     let mut counts = vec![(0u64, 0u64); layers];
     for part in tiles {

@@ -54,6 +54,8 @@ mod run_folder;
 mod run_paths;
 mod run_spec;
 mod schedule;
+mod sharded_save;
+mod sharded_weights;
 mod stages;
 mod step;
 mod stepper;

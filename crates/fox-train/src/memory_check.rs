@@ -4,7 +4,8 @@ use fox_dist::owners;
 use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
 use fox_tensor::{DType, Device};
 
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, Shard};
+use crate::sharded_weights::{is_sharded, window};
 use crate::{Error, Result};
 
 /// Bytes of a value of the optimizer's state.
@@ -77,6 +78,9 @@ pub(crate) fn step_bytes(
     };
     let length = recipe.data.sequence_length / recipe.parallel.context;
     let estimate = MemoryEstimate::with_state(config, rows(recipe, ranks), length, state)?;
+    if recipe.parallel.shard == Shard::Weights && ranks > 1 {
+        return Ok(sharded_bytes(recipe, config, ranks, narrow, &estimate, state));
+    }
     let (kept, recomputed) = match narrow {
         true => (estimate.train_bf16, estimate.train_bf16_recomputed),
         false => (estimate.train(), estimate.train_recomputed()),
@@ -90,6 +94,71 @@ pub(crate) fn step_bytes(
     }
     let elsewhere = estimate.optimizer - shares.into_iter().fold(0.0, f64::max);
     Ok((kept - elsewhere, recomputed - elsewhere))
+}
+
+/// The same where weights and gradients are sharded too, see [`crate::recipe::Shard`]:
+///
+/// ```text
+/// owned weights and optimizer state, replicated vectors
+/// + gathered weights: the batches in use, before it and, on a GPU, after it
+/// + the larger of activations with the output projection and its gradient, at the start of the backward pass,
+///   and owned gradients with one bucket, at its end
+///   (with several micro-batches in a step all gradients, and activations on top)
+/// ```
+fn sharded_bytes(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    ranks: usize,
+    narrow: bool,
+    estimate: &MemoryEstimate,
+    state: impl Fn(&ParamSpec) -> f64,
+) -> (f64, f64) {
+    let specs = config.param_specs();
+    let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
+    let trained = |spec: &ParamSpec| spec.trainable && recipe.training.trains(spec);
+    let bytes = |spec: &ParamSpec| F32 * spec.count() as f64;
+    let owners = owners(&sizes, ranks);
+    // Weights with their state, and gradients, by rank.
+    let (mut kept, mut gradients) = (vec![0.0; ranks], vec![0.0; ranks]);
+    for (spec, &owner) in specs.iter().zip(&owners) {
+        match is_sharded(spec) {
+            true => kept[owner] += bytes(spec),
+            false => kept.iter_mut().for_each(|kept| *kept += bytes(spec)),
+        }
+        if trained(spec) {
+            kept[owner] += state(spec) * spec.count() as f64;
+            gradients[owner] += bytes(spec);
+        }
+    }
+    let window = window(&specs, config.num_layers) as f64;
+    let elsewhere = window * (ranks - 1) as f64 / ranks as f64;
+    // Over the host, weights are in flight outside of the device.
+    let gathered = if narrow { 3.0 * elsewhere } else { elsewhere };
+    let table = F32 * (config.vocab_size * config.hidden_size) as f64;
+    let (activations, again) = match narrow {
+        // The gradient of the output projection is counted there.
+        true => (estimate.activations_bf16, estimate.activations_bf16_recomputed),
+        false => (estimate.activations + table, estimate.activations_recomputed + table),
+    };
+    let parts =
+        (recipe.training.batch * recipe.parallel.context / ranks).div_ceil(rows(recipe, ranks));
+    let step = |activations: f64| {
+        let forward = activations + table;
+        let of_rank = |(kept, own): (&f64, &f64)| {
+            kept + gathered
+                + match parts {
+                    0 | 1 => forward.max(own + bucket(recipe, window)),
+                    _ => forward + estimate.gradients,
+                }
+        };
+        kept.iter().zip(&gradients).map(of_rank).fold(0.0, f64::max)
+    };
+    (step(activations), step(again))
+}
+
+/// Bytes of complete gradients that wait to be summed.
+fn bucket(recipe: &Recipe, window: f64) -> f64 {
+    (recipe.parallel.bucket as f64).min(window)
 }
 
 #[cfg(test)]

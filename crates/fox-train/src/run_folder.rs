@@ -284,7 +284,7 @@ impl RunFolder {
     }
 
     /// Appends a start to run.json. A damaged file is renamed to run.json.damaged; returns a notice about it.
-    pub fn note_start(&self, mut info: RunInfo) -> Result<Option<String>> {
+    pub(crate) fn note_start(&self, mut info: RunInfo) -> Result<Option<String>> {
         let path = self.path.join(INFO);
         let mut notice = None;
         if path.exists() {
@@ -308,7 +308,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder that was moved or removed.
-    pub fn check_present(&self) -> Result<()> {
+    pub(crate) fn check_present(&self) -> Result<()> {
         match self.path.join(CONFIG).is_file() {
             true => Ok(()),
             false => Err(Error::FolderMoved { path: self.path.clone() }),

@@ -80,6 +80,7 @@ pub type Observer<'a> = dyn FnMut(&Event<'_>) -> ControlFlow<()> + 'a;
 
 /// What a run leaves in memory; everything else is in its folder.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Outcome {
     /// The trained model, with the weights that `evaluation.weights` names once the run is over.
     pub model: Model,

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use fox_data::{Batch, IGNORED_LABEL};
 use fox_dist::context::{Context, SequenceShard, SequenceSplit, Traffic};
-use fox_model::{ForwardOptions, Model};
+use fox_model::{ForwardOptions, Model, Pass};
 use fox_tensor::{DType, Dropout, Gradients, RowNumbers, Segments, Tape, Tensor};
 
 use crate::overlapped_reduce::OverlappedReduce;
@@ -51,7 +51,7 @@ impl RankShard {
     }
 
     /// The same tokens in `times` as many rows, each that much shorter.
-    pub fn of_stage(&self, times: usize) -> RankShard {
+    pub(crate) fn of_stage(&self, times: usize) -> RankShard {
         let rows = self.rows.start * times..self.rows.end * times;
         RankShard { rows, micro_batch: self.micro_batch * times, ..self.clone() }
     }
@@ -125,6 +125,7 @@ pub(crate) fn gradient_with(
     let (mut first, mut at) = (begin, 0);
     let mut sum = Sum::new(portion.reduction);
     while first < end {
+        let _weights = model.params().begin_pass(Pass::Training);
         let rows = portion.micro_batch.clamp(1, end - first);
         let (inputs, labels) = (own(&batch.inputs, first, rows), own(&batch.labels, first, rows));
         let positions = inputs.len();
@@ -153,6 +154,10 @@ pub(crate) fn gradient_with(
             &options,
         );
         let loss = loss.map_err(|error| reason(error.into()))?;
+        if early.counts_first() {
+            early.count(tape).map_err(reason)?;
+            continue;
+        }
         device.backend().copy_rows(&loss.per_token, 0, &mut losses, at, positions)?;
         let last = first + rows == end;
         sum.backward(tape, Some(&mut *early).filter(|_| last)).map_err(reason)?;

@@ -38,6 +38,7 @@ pub struct Stepper {
 
 /// What a step came to.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StepOutcome {
     /// The learning rate it was made with.
     pub lr: f64,
@@ -89,7 +90,7 @@ impl Stepper {
     }
 
     /// How the model is evaluated after the steps so far: without dropout.
-    pub fn options_now(&self) -> ForwardOptions {
+    pub(crate) fn options_now(&self) -> ForwardOptions {
         let rope_strength = self.training.rope_strength(self.state.tokens);
         ForwardOptions { rope_strength, ..self.options }
     }
@@ -97,7 +98,8 @@ impl Stepper {
     fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, ShardLoss)> {
         let options = ForwardOptions { dropout: self.dropout(), ..self.options_now() };
         let portion = self.portion.of_stage(self.length / batch.time);
-        gradient_with(&self.model, batch, &portion, &options, &mut self.early)
+        let found = gradient_with(&self.model, batch, &portion, &options, &mut self.early);
+        found.map_err(|error| self.updater.weights_failure().unwrap_or(error))
     }
 
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.

@@ -16,6 +16,7 @@ const MOST_LINES: usize = 50;
 
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Summary {
     /// Name or file of the recipe.
     pub recipe: String,

@@ -8,11 +8,10 @@ use fox_base::durable;
 use fox_data::Batch;
 use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
-use fox_tensor::Tensor;
 
 use crate::checkpoint::CheckpointStore;
 use crate::evaluate::Evaluator;
-use crate::export::{Companions, export};
+use crate::export::{Companions, export_from};
 use crate::gates::{half_lives, pruned_fractions};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::recipe::Weights;
@@ -23,7 +22,7 @@ use crate::step::{BatchLoss, segments};
 use crate::stepper::{StepOutcome, Stepper};
 use crate::summary::Summary;
 use crate::timeline::Timeline;
-use crate::{Error, Recipe, Result, tuning};
+use crate::{Error, Recipe, Result, sharded_save, tuning};
 
 /// Time and work since the last line of the log.
 #[derive(Default)]
@@ -188,7 +187,9 @@ impl TrainLoop<'_> {
         if written {
             self.throughput = Throughput::default();
         }
-        if written && self.records.is_some() {
+        // Where weights are sharded, all processes take part.
+        let sharded = self.stepper.model.params().is_sharded();
+        if written && (self.records.is_some() || sharded) {
             record.param_norm = Some(self.param_norm()?);
             record.exchanged = Some(loss.traffic.iter().map(|t| [t.fetched, t.full]).collect())
                 .filter(|layers: &Vec<_>| !layers.is_empty());
@@ -197,7 +198,9 @@ impl TrainLoop<'_> {
                 // As many tokens as a process has in memory anyhow.
                 let tokens = batch.time / self.recipe.parallel.context;
                 let options = self.stepper.options_now();
-                record.half_lives = Some(half_lives(&self.stepper.model, batch, tokens, &options)?);
+                let lives = half_lives(&self.stepper.model, batch, tokens, &options);
+                let reason = |error| self.stepper.updater.weights_failure().unwrap_or(error);
+                record.half_lives = Some(lives.map_err(reason)?);
             }
             self.write(&Record::Train(record.clone()))?;
         }
@@ -213,14 +216,7 @@ impl TrainLoop<'_> {
     }
 
     fn param_norm(&self) -> Result<f64> {
-        let model = &self.stepper.model;
-        let trained: Vec<&Tensor> = model
-            .params()
-            .iter()
-            .filter(|(_, spec, _)| spec.trainable)
-            .map(|(_, _, value)| value)
-            .collect();
-        Ok(model.device().backend().sum_squares(&trained)?.sqrt())
+        self.stepper.updater.param_norm(&self.stepper.model)
     }
 
     fn evaluate(&mut self) -> Result<()> {
@@ -229,10 +225,11 @@ impl TrainLoop<'_> {
         let options = self.stepper.options_now();
         let Stepper { model, updater, .. } = &mut self.stepper;
         let run = |model: &Model| evaluator.run_in(model, &options, &self.group);
-        let evaluation = match self.recipe.evaluation.weights {
-            Weights::Raw => run(model)?,
-            Weights::Ema => updater.with_average(model, run)?,
+        let found = match self.recipe.evaluation.weights {
+            Weights::Raw => run(model),
+            Weights::Ema => updater.with_average(model, run),
         };
+        let evaluation = found.map_err(|error| updater.weights_failure().unwrap_or(error))?;
         let record = EvalRecord {
             step: self.stepper.state.step,
             tokens: self.stepper.state.tokens,
@@ -275,11 +272,21 @@ impl TrainLoop<'_> {
         }
         let strength = self.recipe.training.rope_strength(self.stepper.state.tokens);
         tuning::settle_rope(&mut self.stepper.model, strength)?;
-        let Some(records) = &self.records else { return Ok(()) };
+        let Stepper { model, updater, .. } = &self.stepper;
+        let Some(records) = &self.records else {
+            return sharded_save::send_to_first(model, updater);
+        };
         records.folder.check_present()?;
         let folder = records.folder.path().join(EXPORT);
-        if durable::is_vacant(&folder)? {
-            export(&self.stepper.model, companions, &folder)?;
+        let vacant = durable::is_vacant(&folder)?;
+        let exported = match vacant {
+            true => sharded_save::at_first(model, updater, |values| {
+                export_from(model, values, companions, &folder)
+            }),
+            false => sharded_save::at_first(model, updater, |_| Ok(())),
+        };
+        exported?;
+        if vacant {
             self.report(&Event::Exported(&folder));
         }
         Ok(())

@@ -20,6 +20,7 @@ use crate::optimizer::Updater;
 use crate::recipe::{Exchange, Weights};
 use crate::run_folder::{EXPORT, RunFolder, RunInfo, StartInfo};
 use crate::run_spec::{Observer, Outcome, RunSpec, Start};
+use crate::sharded_weights::ResidentParams;
 use crate::stages::Stages;
 use crate::stepper::Stepper;
 use crate::summary::Summary;
@@ -120,8 +121,14 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     let resumed = match store.resume_in(optimizer, ema, &spec.device, group)? {
         Some(resumed) => resumed,
         None => {
-            let model = recipe.initial_model(&config, &spec.device)?;
-            let updater = Updater::in_group(optimizer, ema, model.params(), &spec.device, group)?;
+            let kept = ResidentParams::new(recipe.parallel.shard, group);
+            let keeps = kept.of(&config);
+            let mut model = recipe.initial_model_where(&config, &spec.device, &|id| keeps[id.0])?;
+            let mut updater =
+                Updater::in_group(optimizer, ema, model.params(), &spec.device, group)?;
+            if kept.is_sharded() {
+                updater.shard_weights(&mut model);
+            }
             let state = RunState::start(stages.start());
             Resumed { model, updater, state, notices: Vec::new() }
         }

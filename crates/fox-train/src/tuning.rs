@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use fox_data::Tokenizer;
-use fox_model::{CheckpointReader, Model, ModelConfig, ParamGroup, ParamSpec, Parameters};
+use fox_model::{
+    CheckpointReader, Model, ModelConfig, ParamGroup, ParamSpec, Parameters, Residency,
+};
 use fox_tensor::{Device, Rope, WeightFormat};
 use toml::{Table, Value};
 
@@ -132,9 +134,10 @@ impl Recipe {
         folder: &Path,
         config: &ModelConfig,
         device: &Device,
+        keeps: &Residency<'_>,
     ) -> Result<Model> {
         let mut reader = CheckpointReader::open(folder)?;
-        Ok(Model::from_reader_as(&mut reader, config, device)?)
+        Ok(Model::from_reader_as(&mut reader, config, device, keeps)?)
     }
 
     /// Gives a model in training the teacher that the recipe asks for: what it began with.

@@ -11,7 +11,7 @@ use crate::Cli;
 const COLUMNS: usize = 80;
 
 /// The groups of commands, in the order in which a newcomer meets them.
-const GROUPS: &[(&str, &[&str])] = &[
+pub(crate) const GROUPS: &[(&str, &[&str])] = &[
     ("Use a model", &["generate", "chat", "serve", "inspect", "embed"]),
     ("Train", &["train", "prepare", "watch", "launch"]),
     ("Evaluate", &["eval", "compare"]),
@@ -33,7 +33,7 @@ const fn usage(command: &'static str, examples: [&'static str; 2], chapter: &'st
 }
 
 const USAGES: &[Usage] = &[
-    usage("demo", ["fox demo", "fox demo --tokens 2e5 --seeds 1 --out quick"], "first-model"),
+    usage("demo", ["fox demo", "fox demo --tokens 2e5 --seeds 1 --out quick"], "demo"),
     usage(
         "prepare",
         [
@@ -72,7 +72,7 @@ const USAGES: &[Usage] = &[
     usage(
         "eval",
         ["fox eval loss runs/tiny", "fox eval needle runs/tiny --lengths 256,512"],
-        "first-model",
+        "inspect",
     ),
     usage(
         "eval loss",
@@ -80,7 +80,7 @@ const USAGES: &[Usage] = &[
             "fox eval loss runs/tiny --length 1024",
             "fox eval loss FoX=runs/a RoPE=runs/b --data shards",
         ],
-        "first-model",
+        "inspect",
     ),
     usage(
         "eval needle",
@@ -88,7 +88,7 @@ const USAGES: &[Usage] = &[
             "fox eval needle runs/tiny --lengths 256,512,1024",
             "fox eval needle runs/my --haystack novel.txt --json",
         ],
-        "first-model",
+        "tasks",
     ),
     usage(
         "eval ruler",
@@ -104,7 +104,7 @@ const USAGES: &[Usage] = &[
             "fox eval boundaries runs/code --boundary \"^}$\"",
             "fox eval boundaries runs/novel --boundary \"^CHAPTER\" --data novel.txt",
         ],
-        "ideas",
+        "tasks",
     ),
     usage(
         "eval tasks",
@@ -122,7 +122,7 @@ const USAGES: &[Usage] = &[
     usage(
         "inspect",
         ["fox inspect --text novel.txt", "fox inspect runs/tiny --length 512 --heads 0:0,1:1"],
-        "ideas",
+        "inspect",
     ),
     usage(
         "embed",
@@ -209,7 +209,7 @@ const USAGES: &[Usage] = &[
             "fox convert runs/my/export for-fla --to fla",
             "fox convert runs/my/export small --to hf --dtype bf16",
         ],
-        "formats",
+        "fine-tuning",
     ),
     usage(
         "retrofit",

@@ -8,6 +8,8 @@ mod commands;
 mod flags;
 mod help;
 mod ranks;
+#[cfg(test)]
+mod reference;
 mod version;
 
 use std::process::ExitCode;

@@ -189,6 +189,7 @@ fn finish(events: impl Iterator<Item = Event>) -> Result<(Vec<ScoredToken>, Fini
                 FinishReason::Failed(words) => bail!(words),
                 _ => return Ok((tokens, *finished)),
             },
+            _ => {}
         }
     }
     bail!("the engine ended early")

@@ -103,7 +103,7 @@ fn machine(device: &Device) -> String {
         return device.backend().description();
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{device}, {}, {threads} cores", fox_cpu::simd::Level::detect().name())
+    format!("{device}, {}, {threads} cores", fox_cpu::Level::detect().name())
 }
 
 /// The architectures of all mixers, by name.

@@ -195,7 +195,7 @@ fn together(engine: &Engine, requests: Vec<Request>) -> Result<Together> {
                 cache_bytes += finished.cache.bytes as f64;
                 ended += 1;
             }
-            Event::Prompt(_) => {}
+            _ => {}
         }
     }
     let begin = times.iter().filter_map(|times| times.first()).max().copied();

@@ -1,7 +1,8 @@
-//! Linear layers: `product` is the general matrix product, `thin` the one for few rows, `packed` has weights in bf16
-//! and int8.
+//! Linear layers: `product` is the general matrix product in f32, `thin` the one for few rows; `packed` has weights in
+//! bf16 and int8, and `panels` the products with them.
 
 pub mod packed;
+mod panels;
 mod product;
 pub mod thin;
 
@@ -17,7 +18,7 @@ use crate::Cpu;
 use packed::Packed;
 use product::add_column_sums;
 pub use product::{Matrix, multiply, multiply_here};
-use thin::{Plain, multiply_thin};
+use thin::multiply_thin;
 
 impl LinearOps for Cpu {
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -28,28 +29,19 @@ impl LinearOps for Cpu {
         let packed = w.storage::<Packed>();
         let mut y = self.pool().take(rows * width)?;
         self.run(|| -> Result<()> {
+            if let Some(packed) = packed {
+                return packed.multiply(level, pool, x, bias, &mut y);
+            }
+            let w = self.real(w);
             if rows <= BATCH_INVARIANT_ROWS && inner > 0 {
-                match packed {
-                    Some(packed) => packed.multiply_thin(level, pool, x, bias, &mut y)?,
-                    None => {
-                        let w = Plain { data: self.real(w), inner };
-                        multiply_thin(level, w, x, inner, bias, &mut y, width);
-                    }
-                }
+                multiply_thin(level, w, x, inner, bias, &mut y, width);
                 return Ok(());
             }
             if let Some(bias) = bias {
                 y.chunks_exact_mut(width).for_each(|y| y.copy_from_slice(bias));
-            } else if packed.is_some() {
-                y.fill(0.0);
             }
-            match packed {
-                Some(packed) => packed.multiply(pool, x, &mut y)?,
-                None => {
-                    let b = Matrix::new(self.real(w), width, inner).t();
-                    multiply(Matrix::new(x, rows, inner), b, &mut y, bias.is_some());
-                }
-            }
+            let b = Matrix::new(w, width, inner).t();
+            multiply(Matrix::new(x, rows, inner), b, &mut y, bias.is_some());
             Ok(())
         })?;
         Ok(self.tensor(y, [rows, width], device))

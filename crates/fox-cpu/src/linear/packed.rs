@@ -1,47 +1,28 @@
-//! Weights in bf16 and int8, for products with few rows, which are bound by memory bandwidth.
+//! Weights in bf16 and int8, in the panels that the products read.
 //!
-//! Rows are padded with zeros to whole blocks of values that share a scale. bfloat16 keeps the upper half of each
-//! f32, rounded to nearest even; 8-bit values share a scale per block, the largest magnitude being 127.
+//! Inputs are padded with zeros to whole blocks of values that share a scale, columns to whole panels. bfloat16 keeps
+//! the upper half of each f32, rounded to nearest even; 8-bit values share a scale per block, the largest magnitude
+//! being 127, and are stored as unsigned with an offset of 128.
 
 use std::any::Any;
 use std::sync::Arc;
 
-use fox_tensor::{DType, INT8_BLOCK as BLOCK, Result, Storage, WeightFormat, quantize_int8};
+use fox_tensor::{DType, Result, Storage, WeightFormat, quantize_int8};
 use rayon::prelude::*;
 
-use super::product::{Matrix, multiply_columns};
-use super::thin::{Weights, multiply_thin};
+use super::panels::{Format, PANEL, Panels, multiply_panels};
 use crate::pool::{Buffer, Pool};
-use crate::simd::{Level, Simd};
-
-/// Rows that are unpacked at once for products with many rows.
-const UNPACKED_ROWS: usize = 1024;
+use crate::simd::{BLOCK, Level, to_bf16};
 
 /// A packed matrix `[rows, cols]`.
 pub struct Packed {
     rows: usize,
     cols: usize,
-    values: Values,
-}
-
-enum Values {
-    /// `[rows, padded]`.
-    Bf16(Buffer),
-    /// `[rows, padded]`, and scales `[rows, padded / BLOCK]`.
-    Int8(Buffer, Buffer),
-}
-
-#[derive(Clone, Copy)]
-struct Bf16<'a> {
-    data: &'a [u16],
-    padded: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Int8<'a> {
-    data: &'a [i8],
-    scales: &'a [f32],
-    padded: usize,
+    format: Format,
+    /// `[panels, steps, PANEL]`, a word per step and column.
+    words: Buffer,
+    /// `[panels, padded / BLOCK, PANEL]`; empty for bf16.
+    scales: Buffer,
 }
 
 impl Packed {
@@ -53,61 +34,64 @@ impl Packed {
         cols: usize,
         format: WeightFormat,
     ) -> Result<Option<Self>> {
-        let padded = cols.next_multiple_of(BLOCK);
-        let values = match format {
+        let format = match format {
             WeightFormat::F32 => return Ok(None),
-            WeightFormat::Bf16 => {
-                let mut data = pool.zeros(rows * padded / 2)?;
-                let out = data.as_u16_mut().par_chunks_mut(padded);
-                out.zip(w.par_chunks(cols)).for_each(|(out, row)| {
-                    out.iter_mut().zip(row).for_each(|(out, x)| *out = to_bf16(*x));
-                });
-                Values::Bf16(data)
-            }
-            WeightFormat::Int8 => {
-                let mut data = pool.zeros(rows * padded / 4)?;
-                let mut scales = pool.zeros(rows * padded / BLOCK)?;
-                let out = data.as_i8_mut().par_chunks_mut(padded);
-                let scales_out = scales.par_chunks_mut(padded / BLOCK);
-                out.zip(scales_out).zip(w.par_chunks(cols)).for_each(|((out, scales), row)| {
-                    let blocks = out.chunks_mut(BLOCK).zip(row.chunks(BLOCK));
-                    for ((out, x), scale) in blocks.zip(scales) {
-                        *scale = quantize_int8(x, out);
-                    }
-                });
-                Values::Int8(data, scales)
-            }
+            WeightFormat::Bf16 => Format::Bf16,
+            WeightFormat::Int8 => Format::Int8,
         };
-        Ok(Some(Packed { rows, cols, values }))
+        let (panels, padded) = (rows.div_ceil(PANEL), cols.next_multiple_of(BLOCK));
+        let scales = if format == Format::Int8 { padded / BLOCK * PANEL } else { 0 };
+        let mut packed = Packed {
+            rows,
+            cols,
+            format,
+            words: pool.zeros(panels * padded / format.inputs() * PANEL)?,
+            scales: pool.zeros(panels * scales)?,
+        };
+        let words =
+            packed.words.as_u32_mut().par_chunks_mut((padded / format.inputs() * PANEL).max(1));
+        match format {
+            Format::Bf16 => {
+                words.zip(w.par_chunks((PANEL * cols).max(1))).for_each(|(words, w)| {
+                    pack_bf16(w, cols, words);
+                })
+            }
+            Format::Int8 => {
+                let parts = words.zip(packed.scales.par_chunks_mut(scales.max(1)));
+                parts.zip(w.par_chunks((PANEL * cols).max(1))).for_each(|((words, scales), w)| {
+                    pack_int8(w, cols, words, scales);
+                });
+            }
+        }
+        Ok(Some(packed))
     }
 
     fn padded(&self) -> usize {
         self.cols.next_multiple_of(BLOCK)
     }
 
-    /// The values as f32, rows `first ..` as many as fit `out: [.., cols]`.
-    pub fn unpack(&self, first: usize, out: &mut [f32]) {
-        let padded = self.padded();
-        out.par_chunks_mut(self.cols).enumerate().for_each(|(r, out)| {
-            let row = first + r;
-            match &self.values {
-                Values::Bf16(data) => {
-                    let values = &data.as_u16()[row * padded..][..self.cols];
-                    out.iter_mut().zip(values).for_each(|(out, x)| *out = from_bf16(*x));
-                }
-                Values::Int8(data, scales) => {
-                    let values = &data.as_i8()[row * padded..][..self.cols];
-                    let scales = &scales[row * (padded / BLOCK)..];
-                    for (c, (out, x)) in out.iter_mut().zip(values).enumerate() {
-                        *out = f32::from(*x) * scales[c / BLOCK];
+    /// The values as f32, `out: [rows, cols]`.
+    pub fn unpack(&self, out: &mut [f32]) {
+        let (padded, inputs) = (self.padded(), self.format.inputs());
+        let words = self.words.as_u32();
+        out.par_chunks_mut(self.cols.max(1)).enumerate().for_each(|(row, out)| {
+            let (panel, column) = (row / PANEL, row % PANEL);
+            for (k, out) in out.iter_mut().enumerate() {
+                let word = words[(panel * padded / inputs + k / inputs) * PANEL + column];
+                *out = match self.format {
+                    Format::Bf16 => f32::from_bits((word >> (16 * (k % 2))) << 16),
+                    Format::Int8 => {
+                        let value = (word >> (8 * (k % 4))) as u8 ^ 0x80;
+                        let scale = (panel * padded / BLOCK + k / BLOCK) * PANEL + column;
+                        f32::from(value as i8) * self.scales[scale]
                     }
-                }
+                };
             }
         });
     }
 
-    /// `y[m, rows] = x[m, cols] w^T + bias`, as [`multiply_thin`].
-    pub fn multiply_thin(
+    /// `y[m, rows] = x[m, cols] w^T + bias` for any number of rows.
+    pub fn multiply(
         &self,
         level: Level,
         pool: &Arc<Pool>,
@@ -115,43 +99,46 @@ impl Packed {
         bias: Option<&[f32]>,
         y: &mut [f32],
     ) -> Result<()> {
-        let padded = self.padded();
-        let copy;
-        let x = if padded == self.cols {
-            x
-        } else {
-            let mut wider = pool.zeros(x.len() / self.cols * padded)?;
-            for (wide, row) in wider.chunks_mut(padded).zip(x.chunks(self.cols)) {
-                wide[..self.cols].copy_from_slice(row);
-            }
-            copy = wider;
-            &copy
+        if self.cols == 0 || self.rows == 0 {
+            y.chunks_exact_mut(self.rows.max(1)).for_each(|y| match bias {
+                Some(bias) => y.copy_from_slice(bias),
+                None => y.fill(0.0),
+            });
+            return Ok(());
+        }
+        let w = Panels {
+            words: self.words.as_u32(),
+            scales: &self.scales,
+            inner: self.padded(),
+            width: self.rows,
         };
-        match &self.values {
-            Values::Bf16(data) => {
-                let w = Bf16 { data: data.as_u16(), padded };
-                multiply_thin(level, w, x, padded, bias, y, self.rows);
-            }
-            Values::Int8(data, scales) => {
-                let w = Int8 { data: data.as_i8(), scales, padded };
-                multiply_thin(level, w, x, padded, bias, y, self.rows);
-            }
-        }
-        Ok(())
+        multiply_panels(level, pool, self.format, w, x, self.cols, bias, y)
     }
+}
 
-    /// `y[m, rows] += x[m, cols] w^T`, unpacking some rows at a time for the matrix product.
-    pub fn multiply(&self, pool: &Arc<Pool>, x: &[f32], y: &mut [f32]) -> Result<()> {
-        let m = x.len() / self.cols;
-        let mut part = pool.take(UNPACKED_ROWS.min(self.rows) * self.cols)?;
-        for first in (0..self.rows).step_by(UNPACKED_ROWS) {
-            let count = UNPACKED_ROWS.min(self.rows - first);
-            let w = &mut part[..count * self.cols];
-            self.unpack(first, w);
-            let (a, b) = (Matrix::new(x, m, self.cols), Matrix::new(w, count, self.cols).t());
-            multiply_columns(a, b, y, self.rows, first);
+/// Packs up to `PANEL` rows of weights.
+fn pack_bf16(w: &[f32], cols: usize, words: &mut [u32]) {
+    for (column, row) in w.chunks_exact(cols.max(1)).enumerate() {
+        for (step, pair) in row.chunks(2).enumerate() {
+            let upper = pair.get(1).map_or(0, |x| to_bf16(*x));
+            words[step * PANEL + column] = u32::from(to_bf16(pair[0])) | u32::from(upper) << 16;
         }
-        Ok(())
+    }
+}
+
+/// Packs up to `PANEL` rows of weights.
+fn pack_int8(w: &[f32], cols: usize, words: &mut [u32], scales: &mut [f32]) {
+    // Zeros, also where there are no weights.
+    words.fill(0x8080_8080);
+    for (column, row) in w.chunks_exact(cols.max(1)).enumerate() {
+        for (b, values) in row.chunks(BLOCK).enumerate() {
+            let mut rounded = [0i8; BLOCK];
+            scales[b * PANEL + column] = quantize_int8(values, &mut rounded);
+            for (step, four) in rounded.chunks_exact(4).enumerate() {
+                let bytes = [four[0], four[1], four[2], four[3]].map(|x| x as u8 ^ 0x80);
+                words[(b * BLOCK / 4 + step) * PANEL + column] = u32::from_le_bytes(bytes);
+            }
+        }
     }
 }
 
@@ -172,94 +159,40 @@ impl Storage for Packed {
     }
 }
 
-impl Weights for Bf16<'_> {
-    const BLOCK: usize = 0;
-
-    fn row_bytes(self) -> usize {
-        2 * self.padded
-    }
-
-    fn holds(self, rows: usize, inner: usize) -> bool {
-        self.padded == inner && self.data.len() == rows * inner
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, n: usize, at: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_bf16(self.data.as_ptr().add(n * self.padded + at)) }
-    }
-
-    #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, n: usize, at: usize) {
-        s.prefetch(self.data.as_ptr().wrapping_add(n * self.padded + at).cast());
-    }
-
-    #[inline(always)]
-    fn load_tail<S: Simd>(self, s: S, _: usize, _: usize, _: usize) -> S::V {
-        // Rows are padded to whole vectors.
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
-    fn scale(self, _: usize, _: usize) -> f32 {
-        1.0
-    }
-}
-
-impl Weights for Int8<'_> {
-    const BLOCK: usize = BLOCK;
-
-    fn row_bytes(self) -> usize {
-        self.padded + 4 * self.padded / BLOCK
-    }
-
-    fn holds(self, rows: usize, inner: usize) -> bool {
-        self.padded == inner && self.data.len() == rows * inner
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, s: S, n: usize, at: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_i8(self.data.as_ptr().add(n * self.padded + at)) }
-    }
-
-    #[inline(always)]
-    fn prefetch<S: Simd>(self, s: S, n: usize, at: usize) {
-        s.prefetch(self.data.as_ptr().wrapping_add(n * self.padded + at).cast());
-    }
-
-    #[inline(always)]
-    fn load_tail<S: Simd>(self, s: S, _: usize, _: usize, _: usize) -> S::V {
-        // Rows are padded to whole blocks.
-        s.splat(0.0)
-    }
-
-    #[inline(always)]
-    fn scale(self, n: usize, at: usize) -> f32 {
-        self.scales[(n * self.padded + at) / BLOCK]
-    }
-}
-
-/// The nearest bfloat16, ties to even; NaN stays NaN.
-fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
-}
-
-fn from_bf16(x: u16) -> f32 {
-    f32::from_bits(u32::from(x) << 16)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use fox_tensor::cases::Rng;
 
+    /// Every instruction set, also without the optional instructions.
+    fn levels() -> Vec<Level> {
+        let mut levels = Level::available();
+        levels.extend(Level::available().into_iter().map(Level::plain));
+        levels
+    }
+
     fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
         (0..len).map(|_| rng.normal() as f32).collect()
+    }
+
+    fn from_bf16(x: u16) -> f32 {
+        f32::from_bits(u32::from(x) << 16)
+    }
+
+    /// The activations that a product reads.
+    fn rounded(x: &[f32], cols: usize, format: WeightFormat) -> Vec<f64> {
+        let block = |x: &[f32]| -> Vec<f64> {
+            let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let to = |x: &f32| match format {
+                WeightFormat::Bf16 => f64::from(from_bf16(to_bf16(*x))),
+                _ => {
+                    f64::from((x * (127.0 / largest)).round_ties_even())
+                        * f64::from(largest / 127.0)
+                }
+            };
+            x.iter().map(to).collect()
+        };
+        x.chunks(cols).flat_map(|row| row.chunks(BLOCK).flat_map(block)).collect()
     }
 
     #[test]
@@ -279,65 +212,80 @@ mod tests {
     }
 
     #[test]
-    fn packed_products_match_unpacked_weights() {
+    fn packed_products_match_rounded_operands() {
         let pool = Pool::new(true);
         let mut rng = Rng::new(3);
-        for level in Level::available() {
-            for (m, n, k) in [(1, 5, 64), (3, 37, 65), (4, 8, 7), (6, 129, 200), (9, 70, 1100)] {
-                let (x, w) = (normals(&mut rng, m * k), normals(&mut rng, n * k));
-                let bias = normals(&mut rng, n);
-                for format in [WeightFormat::Bf16, WeightFormat::Int8] {
-                    let packed = Packed::new(&pool, &w, n, k, format).unwrap().unwrap();
-                    let mut unpacked = vec![0.0; n * k];
-                    packed.unpack(0, &mut unpacked);
-                    assert!(w.iter().zip(&unpacked).all(|(a, b)| (a - b).abs() < 0.02));
+        let shapes =
+            [(1, 5, 64), (3, 37, 65), (4, 8, 7), (6, 129, 200), (9, 70, 1100), (150, 33, 130)];
+        for (m, n, k) in shapes {
+            let (x, w) = (normals(&mut rng, m * k), normals(&mut rng, n * k));
+            let bias = normals(&mut rng, n);
+            for format in [WeightFormat::Bf16, WeightFormat::Int8] {
+                let packed = Packed::new(&pool, &w, n, k, format).unwrap().unwrap();
+                let mut unpacked = vec![0.0; n * k];
+                packed.unpack(&mut unpacked);
+                assert!(w.iter().zip(&unpacked).all(|(a, b)| (a - b).abs() < 0.02));
+                let read = rounded(&x, k, format);
+                for level in levels() {
                     let mut y = vec![f32::NAN; m * n];
-                    packed.multiply_thin(level, &pool, &x, Some(&bias), &mut y).unwrap();
-                    let mut many = bias.repeat(m);
-                    packed.multiply(&pool, &x, &mut many).unwrap();
-                    for (i, (thin, many)) in y.iter().zip(&many).enumerate() {
-                        let (x, w) = (&x[i / n * k..][..k], &unpacked[i % n * k..][..k]);
-                        let exact: f64 =
-                            x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    packed.multiply(level, &pool, &x, Some(&bias), &mut y).unwrap();
+                    for (i, y) in y.iter().enumerate() {
+                        let (x, w) = (&read[i / n * k..][..k], &unpacked[i % n * k..][..k]);
+                        let exact: f64 = x.iter().zip(w).map(|(a, b)| a * f64::from(*b)).sum();
                         let exact = exact + f64::from(bias[i % n]);
-                        for y in [thin, many] {
-                            assert!(
-                                (f64::from(*y) - exact).abs() < 1e-4,
-                                "{m} {n} {k}: {y} {exact}"
-                            );
-                        }
+                        let off = (f64::from(*y) - exact).abs();
+                        assert!(off < 1e-4, "{level:?} {format:?} {m} {n} {k}: {y} {exact}");
                     }
                 }
             }
         }
     }
 
+    /// Every row in batches of other sizes; and every instruction set with a fused multiply-add.
     #[test]
     fn packed_products_are_batch_invariant() {
         let pool = Pool::new(false);
         let mut rng = Rng::new(4);
         let (n, k) = (61, 200);
-        let (x, w) = (normals(&mut rng, 19 * k), normals(&mut rng, n * k));
-        for level in Level::available() {
-            for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8] {
-                let packed = Packed::new(&pool, &w, n, k, format).unwrap();
-                let product = |x: &[f32]| {
-                    let mut y = vec![f32::NAN; x.len() / k * n];
-                    match &packed {
-                        Some(packed) => {
-                            packed.multiply_thin(level, &pool, x, None, &mut y).unwrap();
-                        }
-                        None => {
-                            let plain = super::super::thin::Plain { data: &w, inner: k };
-                            multiply_thin(level, plain, x, k, None, &mut y, n);
-                        }
-                    }
-                    y
-                };
-                let all = product(&x);
-                for m in 1..19 {
-                    assert_eq!(product(&x[..m * k]), all[..m * n], "{} {m}", level.name());
-                    assert_eq!(product(&x[m * k..]), all[m * n..], "{} {m}", level.name());
+        let (x, w) = (normals(&mut rng, 151 * k), normals(&mut rng, n * k));
+        for format in [WeightFormat::Bf16, WeightFormat::Int8] {
+            let packed = Packed::new(&pool, &w, n, k, format).unwrap().unwrap();
+            let product = |level: Level, x: &[f32]| {
+                let mut y = vec![f32::NAN; x.len() / k * n];
+                packed.multiply(level, &pool, x, None, &mut y).unwrap();
+                y
+            };
+            let mut fused = Vec::new();
+            for level in levels() {
+                let all = product(level, &x);
+                for m in (1..21).chain([63, 64, 65, 128, 140]) {
+                    assert_eq!(product(level, &x[..m * k]), all[..m * n], "{level:?} {m}");
+                    assert_eq!(product(level, &x[m * k..]), all[m * n..], "{level:?} {m}");
+                }
+                if level.name() != "portable" {
+                    fused.push(all);
+                }
+            }
+            assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn not_a_number_reaches_its_row_only() {
+        let pool = Pool::new(true);
+        let (n, k) = (40, 130);
+        let w = vec![0.5; n * k];
+        for format in [WeightFormat::Bf16, WeightFormat::Int8] {
+            let packed = Packed::new(&pool, &w, n, k, format).unwrap().unwrap();
+            for level in levels() {
+                for bad in [f32::NAN, f32::INFINITY] {
+                    let mut x = vec![1.0; 3 * k];
+                    x[k + 100] = bad;
+                    let mut y = vec![0.0; 3 * n];
+                    packed.multiply(level, &pool, &x, None, &mut y).unwrap();
+                    let finite: Vec<bool> = y.iter().map(|y| y.is_finite()).collect();
+                    let want = [[true; 40], [false; 40], [true; 40]].concat();
+                    assert_eq!(finite, want, "{level:?} {format:?} {bad}");
                 }
             }
         }

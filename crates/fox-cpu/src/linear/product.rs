@@ -64,14 +64,6 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
     product(1.0, a, b, c, width, add, Parallelism::Rayon(0));
 }
 
-/// `c += a b` for the columns of `c` from `first` on, where `c` is row-major and `width` wide.
-pub fn multiply_columns(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], width: usize, first: usize) {
-    assert!(first + b.cols <= width);
-    if let Some(c) = c.get_mut(first..) {
-        product(1.0, a, b, c, width, true, Parallelism::Rayon(0));
-    }
-}
-
 /// `c = factor a b`, or `c += factor a b` with `add`, single-threaded; `stride` is the row stride of
 /// `c`. For the small products inside parallel kernels.
 pub fn multiply_here(

@@ -65,6 +65,8 @@ pub struct Backward<'a> {
     d_square: Buffer,
     /// `[n]` per head, or `[n, dk]` with a decay per channel: the gradient of each token's log decay, before suffix sums.
     flow: Buffer,
+    /// `[n]`, with a decay per head: what each token's write, decayed to the end of the chunk, adds to the loss there.
+    ends: Buffer,
     /// `[n, dk]`, with a decay per channel; for the delta rule also the gradient of the keys that read the state.
     scratch: Buffer,
     d_reading_keys: Buffer,
@@ -104,6 +106,7 @@ impl<'a> Backward<'a> {
             d_overlaps: when(scan.is_delta(), n * n)?,
             d_square: take(n * n)?,
             flow: take(if scan.by_channel { n * dk } else { n })?,
+            ends: when(decays && !scan.by_channel, n)?,
             scratch: when(scan.by_channel, n * dk)?,
             d_reading_keys: when(scan.by_channel && scan.is_delta(), n * dk)?,
             line: take(n)?,
@@ -130,7 +133,7 @@ impl<'a> Backward<'a> {
             if scan.by_channel {
                 self.chunk_by_channel(state, next, out);
             } else {
-                self.chunk_by_head(state, next, out);
+                self.chunk_by_head(state, out);
             }
             self.store_keys(out);
         }
@@ -147,10 +150,10 @@ impl<'a> Backward<'a> {
     }
 
     /// A chunk whose decays are per head, or which has none.
-    fn chunk_by_head(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
+    fn chunk_by_head(&mut self, state: &[f32], out: &Outputs<'_>) {
         let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
         let (dk, width) = (scan.spec.key_dim, self.chunk.width());
-        let state = Matrix::strided(state, dk, width, width);
+        let (states, state) = (state, Matrix::strided(state, dk, width, width));
         let (q, k) = (self.chunk.q(), self.chunk.k());
         let d_state = Matrix::strided(&self.d_state, dk, width, width);
         multiply_here(1.0, k, d_state, &mut self.d_written, width, false);
@@ -170,7 +173,7 @@ impl<'a> Backward<'a> {
             self.score_gradients(h);
             self.value_gradients(h, out);
             if decays {
-                self.decay_gradients(h, next, out);
+                self.decay_gradients(h, states, out);
             }
         }
         self.key_gradients(state);
@@ -207,11 +210,13 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk and of its end.
-    fn decay_gradients(&mut self, h: usize, next: Option<&[f32]>, out: &Outputs<'_>) {
+    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk. A decay also multiplies what the
+    /// state before the chunk and the writes before it add to the state after the chunk: these terms are summed from the
+    /// start, because `<dS', S'>` less those of later writes would be a small difference of large numbers.
+    fn decay_gradients(&mut self, h: usize, state: &[f32], out: &Outputs<'_>) {
         let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
         let (dv, width, level) = (scan.spec.value_dim, self.chunk.width(), scan.cpu.level());
-        let after = next.map_or(0.0, |next| self.state_flow(h, next));
+        let mut before = self.chunk.prefix[h * n + n - 1] * self.state_flow(h, state);
         let (ones, flow) = ([1.0; CHUNK], &mut self.flow[..n]);
         let rows = |x| Rows::new(x, width);
         let faded = rows(&self.faded_d_out[h * dv..]);
@@ -222,12 +227,12 @@ impl<'a> Backward<'a> {
             let read = rows(&self.chunk.read_keys[h * dv..]);
             kernels::add_row_dots(level, &ones[..n], faded, read, dv, flow);
         }
-        flow[n - 1] += after;
         kernels::suffix_sums(1, flow);
-        for (r, flow) in flow.iter().enumerate() {
+        for (r, (flow, end)) in flow.iter().zip(&self.ends[..n]).enumerate() {
             let at = (self.chunk.row + r) * scan.spec.heads + unit.first_head + h;
             // SAFETY: no other unit has these heads of this segment.
-            unsafe { out.dlog_decay.slice(at, 1)[0] = *flow };
+            unsafe { out.dlog_decay.slice(at, 1)[0] = *flow + before };
+            before += end;
         }
     }
 
@@ -247,8 +252,9 @@ impl<'a> Backward<'a> {
                 Rows::new(&self.faded[h * dv..], width),
                 Rows::new(&self.d_written[h * dv..], width),
             );
-            let minus = [-1.0; CHUNK];
-            kernels::add_row_dots(level, &minus[..n], faded, read, dv, &mut self.flow[..n]);
+            let (ones, ends) = ([1.0; CHUNK], &mut self.ends[..n]);
+            ends.fill(0.0);
+            kernels::add_row_dots(level, &ones[..n], faded, read, dv, ends);
         }
         kernels::scale_own_rows(level, 1.0, suffix, dv, &mut self.d_written[h * dv..], width);
     }
@@ -354,13 +360,13 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// `<dS', S'>` of head `h`: the term of the last decay, which multiplies all of the state.
-    fn state_flow(&self, h: usize, next: &[f32]) -> f32 {
+    /// `<dS', S>` of head `h`, of the state before the chunk.
+    fn state_flow(&self, h: usize, state: &[f32]) -> f32 {
         let (dv, width) = (self.chunk.scan.spec.value_dim, self.chunk.width());
         let rows = self.chunk.scan.spec.key_dim;
-        let (d_state, next) =
-            (Rows::new(&self.d_state[h * dv..], width), Rows::new(&next[h * dv..], width));
-        kernels::block_dot(self.chunk.scan.cpu.level(), rows, d_state, next, dv)
+        let (d_state, state) =
+            (Rows::new(&self.d_state[h * dv..], width), Rows::new(&state[h * dv..], width));
+        kernels::block_dot(self.chunk.scan.cpu.level(), rows, d_state, state, dv)
     }
 
     /// A chunk of one head whose decays are per channel.

@@ -28,6 +28,8 @@ impl Avx2 {
 // intrinsics have no other precondition except for the pointers, which the caller answers for.
 impl Simd for Avx2 {
     type V = __m256;
+    type Bytes = __m256i;
+    type Ints = __m256i;
     const LANES: usize = 8;
     const MANY_REGISTERS: bool = false;
 
@@ -42,17 +44,42 @@ impl Simd for Avx2 {
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> __m256 {
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [__m256; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let half = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(half))
+            let words = _mm256_loadu_si256(p.cast());
+            let upper = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(upper)]
         }
     }
     #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> __m256 {
+    unsafe fn load_bytes(self, p: *const u32) -> __m256i {
         // SAFETY: the caller's promise.
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+        unsafe { _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    fn splat_bytes(self, x: u32) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_set1_epi32(x as i32) }
+    }
+    #[inline(always)]
+    fn zero_ints(self) -> __m256i {
+        // SAFETY: see above.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    fn dot_bytes(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
+        // The instruction takes unsigned times signed and saturates at 16 bits: with |a| <= 127 a pair stays below.
+        // SAFETY: see above.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    fn ints_to_f32(self, sum: __m256i) -> __m256 {
+        // SAFETY: see above.
+        unsafe { _mm256_cvtepi32_ps(sum) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -9,12 +9,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod dot;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 mod rows;
 
+pub use dot::{BLOCK, Dot, DotKernel, to_bf16};
 pub use math::{exp, log_sigmoids, sigmoid, softplus};
 pub use rows::{dot, map, map_two, scale_add, sum, update};
 
@@ -24,6 +26,10 @@ pub use rows::{dot, map, map_two, scale_add, sum, update};
 pub trait Simd: Copy + Send + Sync + 'static {
     /// A vector of `LANES` f32.
     type V: Copy;
+    /// Four 8-bit integers per lane.
+    type Bytes: Copy;
+    /// A 32-bit sum of products of 8-bit integers per lane.
+    type Ints: Copy;
     /// f32 per vector.
     const LANES: usize;
     /// Whether there are 32 vector registers rather than 16: decides the register tile.
@@ -36,34 +42,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` must be valid for reading `LANES` f32; no alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Reads `LANES` bfloat16 values.
+    /// Reads `LANES` pairs of bfloat16 values, one pair per 4-byte word: the lower halves, then the upper halves.
     ///
     /// # Safety
-    /// `p` must be valid for reading `LANES` u16.
-    #[inline(always)]
-    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
-        let mut lanes = [0.0f32; 16];
-        for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
-            // SAFETY: the caller's promise.
-            *lane = f32::from_bits(u32::from(unsafe { *p.add(i) }) << 16);
-        }
-        // SAFETY: no vector has more than 16 lanes.
-        unsafe { self.load(lanes.as_ptr()) }
-    }
-    /// Reads `LANES` 8-bit integers.
+    /// `p` must be valid for reading `LANES` words.
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [Self::V; 2];
+    /// Reads `LANES` words of four 8-bit integers each, stored as unsigned with an offset of 128.
     ///
     /// # Safety
-    /// `p` must be valid for reading `LANES` i8.
-    #[inline(always)]
-    unsafe fn load_i8(self, p: *const i8) -> Self::V {
-        let mut lanes = [0.0f32; 16];
-        for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
-            // SAFETY: the caller's promise.
-            *lane = f32::from(unsafe { *p.add(i) });
-        }
-        // SAFETY: no vector has more than 16 lanes.
-        unsafe { self.load(lanes.as_ptr()) }
-    }
+    /// `p` must be valid for reading `LANES` words.
+    unsafe fn load_bytes(self, p: *const u32) -> Self::Bytes;
+    /// Four 8-bit integers, the same in every lane.
+    fn splat_bytes(self, x: u32) -> Self::Bytes;
+    /// Sums of zero.
+    fn zero_ints(self) -> Self::Ints;
+    /// `sum + a . b` in every lane, over its four integers, none of which is -128.
+    fn dot_bytes(self, a: Self::Bytes, b: Self::Bytes, sum: Self::Ints) -> Self::Ints;
+    /// Sums below 2^24 as f32.
+    fn ints_to_f32(self, sum: Self::Ints) -> Self::V;
     /// Prefetches a cache line. `p` may be any address.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
@@ -107,7 +103,7 @@ pub trait Kernel {
 /// The instruction set in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// AVX-512 F, DQ, BW and VL.
+    /// AVX-512 F, DQ, BW and VL, and which of BF16 and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
     /// AVX2 and FMA.
@@ -140,6 +136,15 @@ impl Level {
         levels
     }
 
+    /// The same vectors without the optional instructions for products of bf16 and 8-bit integers; for tests.
+    pub fn plain(self) -> Self {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(simd) => Level::Avx512(simd.plain()),
+            other => other,
+        }
+    }
+
     /// Its name, for reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -155,7 +160,7 @@ impl Level {
 
     /// Runs a kernel with this instruction set.
     #[inline]
-    pub fn run<K: Kernel>(self, kernel: K) -> K::Out {
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
         match self {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(simd) => simd.run(kernel),

@@ -28,6 +28,9 @@ impl Neon {
 // intrinsics have no other precondition except for the pointers, which the caller answers for.
 impl Simd for Neon {
     type V = float32x4_t;
+    type Bytes = int8x16_t;
+    /// Two lanes of sums for every lane, which are added at the end.
+    type Ints = [int32x4_t; 2];
     const LANES: usize = 4;
     const MANY_REGISTERS: bool = true;
 
@@ -40,6 +43,45 @@ impl Simd for Neon {
     unsafe fn load(self, p: *const f32) -> float32x4_t {
         // SAFETY: the caller's promise.
         unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [float32x4_t; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = vld1q_u32(p);
+            let upper = vandq_u32(words, vdupq_n_u32(0xffff_0000));
+            [vreinterpretq_f32_u32(vshlq_n_u32::<16>(words)), vreinterpretq_f32_u32(upper)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u32) -> int8x16_t {
+        // SAFETY: the caller's promise.
+        unsafe { veorq_s8(vreinterpretq_s8_u32(vld1q_u32(p)), vdupq_n_s8(-128)) }
+    }
+    #[inline(always)]
+    fn splat_bytes(self, x: u32) -> int8x16_t {
+        // SAFETY: see above.
+        unsafe { vreinterpretq_s8_u32(vdupq_n_u32(x)) }
+    }
+    #[inline(always)]
+    fn zero_ints(self) -> [int32x4_t; 2] {
+        // SAFETY: see above.
+        unsafe { [vdupq_n_s32(0); 2] }
+    }
+    #[inline(always)]
+    fn dot_bytes(self, a: int8x16_t, b: int8x16_t, sum: [int32x4_t; 2]) -> [int32x4_t; 2] {
+        // SAFETY: see above.
+        unsafe {
+            [
+                vpadalq_s16(sum[0], vmull_s8(vget_low_s8(a), vget_low_s8(b))),
+                vpadalq_s16(sum[1], vmull_high_s8(a, b)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn ints_to_f32(self, sum: [int32x4_t; 2]) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vcvtq_f32_s32(vpaddq_s32(sum[0], sum[1])) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: float32x4_t) {

@@ -13,6 +13,8 @@ fn zip(a: [f32; 8], b: [f32; 8], f: impl Fn(f32, f32) -> f32) -> [f32; 8] {
 
 impl Simd for Portable {
     type V = [f32; 8];
+    type Bytes = [[i8; 4]; 8];
+    type Ints = [i32; 8];
     const LANES: usize = 8;
     const MANY_REGISTERS: bool = false;
 
@@ -24,6 +26,36 @@ impl Simd for Portable {
     unsafe fn load(self, p: *const f32) -> [f32; 8] {
         // SAFETY: the caller's promise; an array of f32 needs no more alignment than f32.
         unsafe { p.cast::<[f32; 8]>().read() }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u32) -> [[f32; 8]; 2] {
+        // SAFETY: the caller's promise.
+        let words = unsafe { p.cast::<[u32; 8]>().read() };
+        [words.map(|w| f32::from_bits(w << 16)), words.map(|w| f32::from_bits(w & 0xffff_0000))]
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u32) -> [[i8; 4]; 8] {
+        // SAFETY: the caller's promise.
+        let words = unsafe { p.cast::<[u32; 8]>().read() };
+        words.map(|w| (w ^ 0x8080_8080).to_le_bytes().map(|b| b as i8))
+    }
+    #[inline(always)]
+    fn splat_bytes(self, x: u32) -> [[i8; 4]; 8] {
+        [x.to_le_bytes().map(|b| b as i8); 8]
+    }
+    #[inline(always)]
+    fn zero_ints(self) -> [i32; 8] {
+        [0; 8]
+    }
+    #[inline(always)]
+    fn dot_bytes(self, a: [[i8; 4]; 8], b: [[i8; 4]; 8], sum: [i32; 8]) -> [i32; 8] {
+        std::array::from_fn(|i| {
+            (0..4).fold(sum[i], |sum, n| sum + i32::from(a[i][n]) * i32::from(b[i][n]))
+        })
+    }
+    #[inline(always)]
+    fn ints_to_f32(self, sum: [i32; 8]) -> [f32; 8] {
+        sum.map(|x| x as f32)
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: [f32; 8]) {

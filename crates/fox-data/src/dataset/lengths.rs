@@ -19,7 +19,7 @@ pub enum DocumentLengths {
 
 impl DocumentLengths {
     /// From the length of each document.
-    pub fn from_lens(lens: impl IntoIterator<Item = u64>) -> Self {
+    pub(crate) fn from_lens(lens: impl IntoIterator<Item = u64>) -> Self {
         let mut total = 0;
         let ends = lens
             .into_iter()

@@ -68,7 +68,7 @@ impl LoaderConfig {
     }
 
     /// Rows that each rank gets.
-    pub fn batch_per_rank(&self) -> usize {
+    pub(crate) fn batch_per_rank(&self) -> usize {
         self.batch / self.ranks
     }
 

@@ -103,7 +103,7 @@ impl SyntheticDocument {
     }
 
     /// Whether the next token starts a sentence.
-    pub fn at_sentence_start(&self) -> bool {
+    pub(crate) fn at_sentence_start(&self) -> bool {
         self.sentence.is_empty()
     }
 

@@ -40,4 +40,5 @@ pub use dataset::SyntheticDataset;
 pub use document::{SyntheticDocument, SyntheticToken, TokenKind};
 pub use needle::NeedleCase;
 pub use tokenizer::SyntheticTokenizer;
-pub use words::{ACTIONS, PEOPLE, START_WORD, UNKNOWN_WORD};
+pub(crate) use words::UNKNOWN_WORD;
+pub use words::{PEOPLE, START_WORD};

@@ -7,7 +7,7 @@
 /// Marks the start of every model input; never occurs inside a document.
 pub const START_WORD: &str = "<doc>";
 /// Stands for any word outside the vocabulary.
-pub const UNKNOWN_WORD: &str = "<unk>";
+pub(crate) const UNKNOWN_WORD: &str = "<unk>";
 
 const SPECIALS: [&str; 2] = [START_WORD, UNKNOWN_WORD];
 
@@ -35,7 +35,7 @@ pub const PEOPLE: [&str; 31] = [
 ];
 
 /// What people do: the values of the facts, shared by all people.
-pub const ACTIONS: [&str; 32] = [
+pub(crate) const ACTIONS: [&str; 32] = [
     "sings.", "cooks.", "reads.", "paints.", "runs.", "swims.", "writes.", "sleeps.", "dances.",
     "digs.", "knits.", "rides.", "sails.", "fishes.", "hunts.", "waits.", "bakes.", "climbs.",
     "draws.", "farms.", "hikes.", "jokes.", "juggles.", "mends.", "mows.", "plays.", "rows.",

@@ -15,7 +15,7 @@ impl Gpt2Tokenizer {
     /// Number of ids.
     pub const VOCAB_SIZE: usize = 50_257;
     /// `<|endoftext|>`: start marker and end marker.
-    pub const END_OF_TEXT: u32 = 50_256;
+    pub(crate) const END_OF_TEXT: u32 = 50_256;
     /// The text of that marker.
     pub const END_OF_TEXT_TEXT: &'static str = "<|endoftext|>";
 
@@ -29,7 +29,7 @@ impl Gpt2Tokenizer {
     }
 
     /// The ids of `text`, in which every `<|endoftext|>` is the marker.
-    pub fn encode_with_marker(self, text: &str) -> Vec<u32> {
+    pub(crate) fn encode_with_marker(self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
         for (i, part) in text.split(Self::END_OF_TEXT_TEXT).enumerate() {
             if i > 0 {

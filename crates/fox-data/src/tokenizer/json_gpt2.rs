@@ -12,7 +12,7 @@ pub struct JsonGpt2Tokenizer;
 
 impl JsonGpt2Tokenizer {
     /// Longest sequence the published models were trained with.
-    pub const MODEL_MAX_LENGTH: usize = 16_384;
+    pub(crate) const MODEL_MAX_LENGTH: usize = 16_384;
 
     /// The ids of `text` with 50256 in front.
     pub fn encode(self, text: &str) -> Vec<u32> {
@@ -22,7 +22,7 @@ impl JsonGpt2Tokenizer {
     }
 
     /// The ids of `text` with nothing in front. `<|endoftext|>` in the text becomes 50256.
-    pub fn encode_body(self, text: &str) -> Vec<u32> {
+    pub(crate) fn encode_body(self, text: &str) -> Vec<u32> {
         Gpt2Tokenizer.encode_with_marker(&json_escape::escape(text))
     }
 

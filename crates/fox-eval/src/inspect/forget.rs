@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::stats::quantile;
 
 /// Heads that remember less than this many tokens by half are called local.
-pub const LOCAL_BELOW: f64 = 32.0;
+pub(crate) const LOCAL_BELOW: f64 = 32.0;
 /// Heads that remember at least this many tokens by half are called global.
-pub const GLOBAL_FROM: f64 = 512.0;
+pub(crate) const GLOBAL_FROM: f64 = 512.0;
 
 /// How far a head remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

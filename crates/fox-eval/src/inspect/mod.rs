@@ -16,7 +16,8 @@ pub use boundary::{
     Boundaries, HeadBoundary, MarkedMatrix, Span, WINDOWS_PER_DOCUMENT, Window, boundaries,
     boundary_pattern, boundary_windows,
 };
-pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_matrix, half_life};
+pub(crate) use forget::{GLOBAL_FROM, LOCAL_BELOW};
+pub use forget::{HalfLife, Reach, cumulative, forget_matrix, half_life};
 pub use output::half_life_chart;
 
 use fox_model::Pruning;

@@ -131,7 +131,7 @@ impl Inspection {
     }
 
     /// F, where there are gates, and A of the chosen heads, as SVG fragments.
-    pub fn attention_charts(&self) -> Vec<String> {
+    pub(crate) fn attention_charts(&self) -> Vec<String> {
         let mut charts = Vec::new();
         for picture in &self.pictures {
             let n = self.tokens.len() as f64;

@@ -18,7 +18,8 @@ mod sums;
 pub use bins::Bins;
 pub use curve::{CurvePoint, LossCurve, Perplexity};
 pub use masked::MASK_EVERY;
-pub use output::{LossReport, loss_chart, raw_points, slope_chart};
+pub(crate) use output::slope_chart;
+pub use output::{LossReport, loss_chart};
 pub use sums::{GROUPS, LossSums};
 
 use std::path::Path;

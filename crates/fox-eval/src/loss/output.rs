@@ -11,9 +11,6 @@ use crate::csv::Csv;
 use crate::files::{json, write_whole};
 use crate::stats::Interval;
 
-/// Points of L(i) in a picture: more than a screen has pixels would only make the file larger.
-const DRAWN_POINTS: usize = 600;
-
 /// The curves of several models on the same data.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LossReport {
@@ -101,7 +98,7 @@ fn curves_from(
 }
 
 /// dL/d(ln i) with 95% bands; below 0, more context still helps.
-pub fn slope_chart(curves: &[LossCurve]) -> LineChart {
+pub(crate) fn slope_chart(curves: &[LossCurve]) -> LineChart {
     let mut chart = LineChart::new(
         "Slope of the loss",
         "position i (tokens)",
@@ -128,16 +125,6 @@ fn training_marks(curves: &[LossCurve]) -> Vec<VerticalMark> {
     lengths.dedup();
     let mark = |l: usize| VerticalMark { x: l as f64, label: "training length".into() };
     lengths.into_iter().map(mark).collect()
-}
-
-/// L(i) as measured, thinned by averaging neighbours.
-pub fn raw_points(curve: &LossCurve) -> Vec<(f64, f64)> {
-    let block = curve.length.div_ceil(DRAWN_POINTS).max(1);
-    let mean = |(k, part): (usize, &[f64])| {
-        let middle = (k * block) as f64 + (part.len() + 1) as f64 / 2.0;
-        (middle, part.iter().sum::<f64>() / part.len() as f64)
-    };
-    curve.per_position.chunks(block).enumerate().map(mean).collect()
 }
 
 #[cfg(test)]
@@ -169,11 +156,5 @@ mod tests {
             serde_json::from_slice(&std::fs::read(&files[0]).unwrap()).unwrap();
         assert_eq!(json["curves"][0]["per_position"][7], 2.0);
         assert_eq!(json["curves"][0]["training_length"], 4);
-    }
-
-    #[test]
-    fn raw_points_average_neighbours() {
-        let points = raw_points(&curve("a", 1200));
-        assert_eq!((points.len(), points[0]), (600, (1.5, 2.0)));
     }
 }

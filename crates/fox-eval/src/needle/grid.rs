@@ -176,7 +176,11 @@ impl NeedleMap {
     }
 
     /// The fraction of cases whose right answer is more likely than every wrong one; `None` without wrong answers.
-    pub fn preferred_chart(&self, grid: &Grid, training_length: Option<usize>) -> Option<HeatMap> {
+    pub(crate) fn preferred_chart(
+        &self,
+        grid: &Grid,
+        training_length: Option<usize>,
+    ) -> Option<HeatMap> {
         self.cells.iter().all(|c| c.preferred.is_some()).then(|| {
             self.chart(
                 grid,
@@ -190,7 +194,7 @@ impl NeedleMap {
     }
 
     /// The mean log-probability of the right answer.
-    pub fn log_prob_chart(&self, grid: &Grid, training_length: Option<usize>) -> HeatMap {
+    pub(crate) fn log_prob_chart(&self, grid: &Grid, training_length: Option<usize>) -> HeatMap {
         let worst = self.cells.iter().map(|c| c.log_prob).fold(-1.0, f64::min);
         let title = "log-probability per token";
         self.chart(

@@ -134,7 +134,7 @@ impl RulerTask {
     }
 
     /// Tokens of an answer in RULER's settings.
-    pub fn ruler_tokens(self) -> usize {
+    pub(crate) fn ruler_tokens(self) -> usize {
         match self {
             RulerTask::VariableTracking => 30,
             RulerTask::CommonWords => 120,

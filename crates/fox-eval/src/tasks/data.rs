@@ -43,7 +43,7 @@ pub fn data_in(folder: &Path, name: &str) -> Option<PathBuf> {
 /// in `folder`; without such a file the first rows of the data, which are then not asked.
 ///
 /// # Errors
-/// As [`find_data`], [`read_rows`] and [`TaskSpec::with_examples`]; too few rows.
+/// As [`find_data`], [`read_rows`] and `with_examples`; too few rows.
 pub fn with_shots(
     spec: TaskSpec,
     shots: usize,

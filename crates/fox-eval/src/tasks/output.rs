@@ -134,7 +134,7 @@ impl TaskReport {
     }
 
     /// Mean of one fraction per task.
-    pub fn mean_share(&self, model: &str) -> Option<f64> {
+    pub(crate) fn mean_share(&self, model: &str) -> Option<f64> {
         let of = |r: &TaskResult| {
             let norm = r.figure(Metric::AccNorm);
             norm.or_else(|| r.figures.iter().find(|f| f.metric.is_share())).map(|f| f.value)

@@ -16,7 +16,7 @@ impl TaskSpec {
     ///
     /// # Errors
     /// Rows without the columns of the task, and a task that judges whole texts, which has no answers.
-    pub fn with_examples(mut self, rows: &[Record]) -> Result<TaskSpec> {
+    pub(crate) fn with_examples(mut self, rows: &[Record]) -> Result<TaskSpec> {
         let mut examples = String::new();
         for (i, row) in rows.iter().enumerate() {
             let Some(example) = answered(&item(&self, row, i + 1)?) else {

@@ -26,6 +26,7 @@ pub fn read(events: impl Iterator<Item = Event>) -> (Vec<ScoredToken>, Vec<Score
             Event::Prompt(scores) => prompt.extend(scores),
             Event::Token(scored) => tokens.push(scored),
             Event::Finished(finished) => return (prompt, tokens, *finished),
+            _ => {}
         }
     }
     panic!("the engine is gone");

@@ -4,7 +4,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use fox_cpu::simd::Level;
+use fox_cpu::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_dist::Placement;
 use fox_tensor::{Device, DeviceKind};

@@ -9,7 +9,7 @@ use fox_train::{RunFolder, recipe};
 use super::hub::HubModel;
 
 /// The message for a path without a model, with the most similar one.
-pub fn no_model(path: &Path) -> String {
+pub(crate) fn no_model(path: &Path) -> String {
     let shown = path.display();
     if path.join("model/config.json").is_file() {
         return format!("{shown} has no config.json; its model is {shown}/model");

@@ -26,7 +26,7 @@ pub fn generate(folder: &Path, prompt: &[u32], device: &Device) -> Result<String
                     bail!(reason);
                 }
             }
-            Event::Prompt(_) => {}
+            _ => {}
         }
     }
     Ok(SyntheticTokenizer.decode(&words)?)

@@ -34,7 +34,7 @@ pub struct Speed {
 
 impl Speed {
     /// From the throughput of steps alone.
-    pub fn from_steps(tokens_per_second: f64, device: &Device) -> Speed {
+    pub(crate) fn from_steps(tokens_per_second: f64, device: &Device) -> Speed {
         Speed { tokens_per_second, around: AROUND, device: device.to_string() }
     }
 }

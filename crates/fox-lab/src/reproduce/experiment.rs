@@ -15,10 +15,10 @@ macro_rules! experiments {
 }
 
 /// The experiment whose rows are learning-rate searches.
-pub const RATES: &str = "rates";
+pub(crate) const RATES: &str = "rates";
 
 /// The experiments, in the order of the report: name and TOML.
-pub const EXPERIMENTS: &[(&str, &str)] = experiments!(
+pub(crate) const EXPERIMENTS: &[(&str, &str)] = experiments!(
     "rates", "main", "table3", "gates", "lengths", "sizes", "short", "heads", "pruning", "longer",
 );
 

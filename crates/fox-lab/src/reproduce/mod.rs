@@ -26,11 +26,10 @@ mod settings;
 mod start;
 
 pub use estimate::{Estimate, ExperimentEstimate, Speed};
-pub use experiment::{
-    Claim, EXPERIMENTS, Experiment, Layout, Measurement, Positions, RATES, RowConfig, StartConfig,
-};
+pub use experiment::{Claim, Experiment, Layout, Measurement, Positions, RowConfig, StartConfig};
+pub(crate) use experiment::{EXPERIMENTS, RATES};
 pub use plan::{PlannedRun, Reproduction, ReproductionOptions};
-pub use scale::{Needles, SCALES, ScaleConfig};
+pub use scale::{Needles, ScaleConfig};
 pub use settings::Settings;
 pub use start::PlannedStart;
 

@@ -80,7 +80,7 @@ impl PlannedRun {
     }
 
     /// The training run at a learning rate.
-    pub fn train_run(&self, lr: f64, options: &ReproductionOptions) -> TrainRun {
+    pub(crate) fn train_run(&self, lr: f64, options: &ReproductionOptions) -> TrainRun {
         let label = self.folder(lr);
         TrainRun {
             spec: self.spec.clone(),
@@ -260,7 +260,11 @@ impl Reproduction {
     }
 
     /// The runs of a row, in order of their seeds.
-    pub fn runs_of(&self, experiment: usize, row: usize) -> impl Iterator<Item = &PlannedRun> {
+    pub(crate) fn runs_of(
+        &self,
+        experiment: usize,
+        row: usize,
+    ) -> impl Iterator<Item = &PlannedRun> {
         self.runs.iter().filter(move |run| run.experiment == experiment && run.row == row)
     }
 }
@@ -300,7 +304,7 @@ mod tests {
 
     #[test]
     fn plans_all_experiments_at_every_scale() {
-        for (name, _) in super::super::SCALES {
+        for (name, _) in super::super::scale::SCALES {
             let scale = ScaleConfig::load(name).unwrap();
             let plan = Reproduction::new(scale.clone(), ReproductionOptions::default()).unwrap();
             assert_eq!(plan.experiments.len(), EXPERIMENTS.len() - 1, "all but the one extra");

@@ -9,7 +9,7 @@ use super::{read_toml, unknown};
 use anyhow::{Context, Result, bail};
 
 /// The built-in scales: name and TOML.
-pub const SCALES: [(&str, &str); 3] = [
+pub(crate) const SCALES: [(&str, &str); 3] = [
     ("laptop", include_str!("../../recipes/reproduce/scales/laptop.toml")),
     ("small", include_str!("../../recipes/reproduce/scales/small.toml")),
     ("125m", include_str!("../../recipes/reproduce/scales/125m.toml")),

@@ -95,7 +95,7 @@ impl SafetensorsFile {
     }
 
     /// The values of an f32, bf16 or f16 tensor or of an 8-bit matrix, to `out` of the same number of elements.
-    pub fn read_f32_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+    pub(crate) fn read_f32_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let (dtype, len) = (self.entry(name)?.dtype, self.count(name)?);
         if len != out.len() {
             return Err(Error::Argument(format!("{name} has {len} values, not {}", out.len())));

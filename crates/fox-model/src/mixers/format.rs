@@ -265,7 +265,7 @@ impl ModelType {
     }
 
     /// The tensors that a parameter is stored as, in order; together they are the parameter.
-    pub fn file_tensors(self, id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
+    pub(crate) fn file_tensors(self, id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
         self.0.tensors(id, spec)
     }
 

@@ -38,6 +38,7 @@ pub struct ForwardOptions {
 
 /// The result of the blocks.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ForwardOutput {
     /// The normalized hidden states `[R, D]`, ready for the output projection.
     pub states: Var,

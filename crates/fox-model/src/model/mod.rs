@@ -17,7 +17,7 @@ use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
 use crate::mixers::Mixer;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
-use crate::params::{ParamGroup, ParamSpec, Parameters};
+use crate::params::{ParamGroup, ParamSpec, Parameters, Residency};
 use crate::{Error, Result};
 pub use embed::Pooling;
 pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
@@ -37,9 +37,19 @@ pub struct Model {
 impl Model {
     /// A fresh model; the same seed gives the same weights.
     pub fn init(config: &ModelConfig, seed: u64, device: &Device) -> Result<Model> {
+        Self::init_where(config, seed, device, &|_| true)
+    }
+
+    /// [`Model::init`] of one of several ranks, which keeps only some parameters.
+    pub fn init_where(
+        config: &ModelConfig,
+        seed: u64,
+        device: &Device,
+        keeps: &Residency<'_>,
+    ) -> Result<Model> {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);
-        let params = Parameters::init(specs, seed, device)?;
+        let params = Parameters::init(specs, seed, device, keeps)?;
         Ok(Model {
             config: config.clone(),
             params,
@@ -67,14 +77,23 @@ impl Model {
 
     /// Reads a checkpoint that is open already.
     pub fn from_reader(reader: &mut CheckpointReader, device: &Device) -> Result<Model> {
+        Self::from_reader_where(reader, device, &|_| true)
+    }
+
+    /// [`Model::from_reader`] of one of several ranks, which keeps only some parameters.
+    pub fn from_reader_where(
+        reader: &mut CheckpointReader,
+        device: &Device,
+        keeps: &Residency<'_>,
+    ) -> Result<Model> {
         let config = reader.config().clone();
         let (specs, structure) = declare(&config);
-        let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
+        let params = Parameters::build(specs, device, keeps, |id, _| reader.read(id))?;
         Ok(Model { config, params, structure, device: device.clone(), teacher: None })
     }
 
     /// Reads a checkpoint that is open already into a model of other options that has the same parameters, e.g. another
-    /// base of RoPE.
+    /// base of RoPE; of several ranks, each keeps only some parameters.
     ///
     /// # Errors
     /// A parameter that only one of them has, or that has another shape.
@@ -82,12 +101,13 @@ impl Model {
         reader: &mut CheckpointReader,
         config: &ModelConfig,
         device: &Device,
+        keeps: &Residency<'_>,
     ) -> Result<Model> {
         config.validate("model configuration")?;
         reader.check_fits(config)?;
         let (specs, structure) = declare(config);
         let stored: Vec<String> = reader.specs().iter().map(|spec| spec.name.clone()).collect();
-        let params = Parameters::build(specs, device, |_, spec| {
+        let params = Parameters::build(specs, device, keeps, |_, spec| {
             let at = stored.iter().position(|name| *name == spec.name);
             reader.read(ParamId(at.unwrap_or_default()))
         })?;
@@ -120,7 +140,17 @@ impl Model {
 
     /// Writes a checkpoint folder, which appears when it is complete.
     pub fn save(&self, dir: &Path, options: &WriteOptions) -> Result<()> {
-        write_checkpoint(dir, &self.config, options, |id| Ok(self.params.value(id).to_f32()?))
+        self.save_from(dir, options, |id| Ok(self.params.value(id).to_f32()?))
+    }
+
+    /// [`Model::save`] with the values of `source`, which is called for one parameter at a time.
+    pub fn save_from(
+        &self,
+        dir: &Path,
+        options: &WriteOptions,
+        source: impl FnMut(ParamId) -> Result<Vec<f32>>,
+    ) -> Result<()> {
+        write_checkpoint(dir, &self.config, options, source)
     }
 
     /// The configuration.
@@ -142,7 +172,8 @@ impl Model {
     /// likes them best, which is for training as well. Per-head scalars (gates, shifts), norms, convolutions
     /// and the embedding stay as they are.
     pub fn pack_weights(&mut self, format: WeightFormat) -> Result<()> {
-        let params = self.params.iter().filter(|(_, spec, _)| self.is_packed(spec));
+        let here = self.params.iter().filter(|(_, _, value)| !value.is_absent());
+        let params = here.filter(|(_, spec, _)| self.is_packed(spec));
         let ids: Vec<ParamId> = params.map(|(id, _, _)| id).collect();
         for id in ids {
             let packed = self.params.value(id).packed(format)?;
@@ -151,7 +182,8 @@ impl Model {
         Ok(())
     }
 
-    fn is_packed(&self, spec: &ParamSpec) -> bool {
+    /// Whether [`Model::pack_weights`] packs a parameter.
+    pub fn is_packed(&self, spec: &ParamSpec) -> bool {
         let linear = matches!(spec.group, ParamGroup::Mixer | ParamGroup::Mlp | ParamGroup::Head);
         let matrix = spec.dims.len() == 2 && spec.dims[0] > self.config.heads().0 && spec.decay;
         linear && matrix && !spec.name.contains("conv1d")

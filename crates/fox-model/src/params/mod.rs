@@ -5,8 +5,13 @@
 //! order.
 
 mod init;
+mod source;
+
+use std::sync::Arc;
 
 use fox_tensor::{Device, ParamId, Shape, Tensor, Var};
+
+pub use source::{Pass, PassGuard, WeightSource};
 
 use crate::{Error, Result};
 
@@ -177,31 +182,45 @@ impl ParamList {
     }
 }
 
+/// Which parameters a rank keeps; the values of all others are [absent](Tensor::absent).
+pub type Residency<'a> = dyn Fn(ParamId) -> bool + 'a;
+
 /// The parameters with their values on a device.
 #[derive(Clone, Debug)]
 pub struct Parameters {
     specs: Vec<ParamSpec>,
     values: Vec<Tensor>,
+    /// Where values come from that are not kept here between their uses.
+    source: Option<Arc<dyn WeightSource>>,
 }
 
 impl Parameters {
     /// Initial values, the same for the same seed whatever the order of the parameters.
-    pub(crate) fn init(specs: Vec<ParamSpec>, seed: u64, device: &Device) -> Result<Self> {
-        Self::build(specs, device, |_, spec| Ok(init::values(spec, seed)))
+    pub(crate) fn init(
+        specs: Vec<ParamSpec>,
+        seed: u64,
+        device: &Device,
+        keeps: &Residency<'_>,
+    ) -> Result<Self> {
+        Self::build(specs, device, keeps, |_, spec| Ok(init::values(spec, seed)))
     }
 
-    /// Values from `source`, which is called for one parameter after the other.
+    /// Values from `source`, which is called for one parameter after the other that this rank `keeps`.
     pub(crate) fn build(
         specs: Vec<ParamSpec>,
         device: &Device,
+        keeps: &Residency<'_>,
         mut source: impl FnMut(ParamId, &ParamSpec) -> Result<Vec<f32>>,
     ) -> Result<Self> {
         let mut values = Vec::with_capacity(specs.len());
         for (i, spec) in specs.iter().enumerate() {
-            let host = source(ParamId(i), spec)?;
-            values.push(device.from_f32(&host, Shape::from(&spec.dims[..]))?);
+            let shape = Shape::from(&spec.dims[..]);
+            values.push(match keeps(ParamId(i)) {
+                true => device.from_f32(&source(ParamId(i), spec)?, shape)?,
+                false => Tensor::absent(shape, device),
+            });
         }
-        Ok(Parameters { specs, values })
+        Ok(Parameters { specs, values, source: None })
     }
 
     /// Number of parameters (tensors).
@@ -275,7 +294,13 @@ impl Parameters {
 
     /// The parameter for a tape: with a gradient when it is trained.
     pub fn var(&self, id: ParamId) -> Var {
+        let trainable = self.specs[id.0].trainable;
+        if let Some(source) = self.source.as_ref().filter(|source| source.holds(id)) {
+            let (value, source) = (self.fetched(source, id), Arc::clone(source));
+            let trained = trainable.then_some(id);
+            return Var::fetched_param(trained, value, move || source.fetch(id));
+        }
         let value = self.values[id.0].clone();
-        if self.specs[id.0].trainable { Var::param(id, value) } else { Var::constant(value) }
+        if trainable { Var::param(id, value) } else { Var::constant(value) }
     }
 }

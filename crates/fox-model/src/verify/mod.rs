@@ -34,6 +34,7 @@ impl Default for Tolerances {
 
 /// One comparison.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct VerifyCheck {
     /// The compared values.
     pub name: String,
@@ -52,6 +53,7 @@ impl VerifyCheck {
 
 /// All comparisons of a dump.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct VerifyReport {
     /// In the order they were made.
     pub checks: Vec<VerifyCheck>,

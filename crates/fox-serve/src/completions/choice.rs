@@ -33,7 +33,7 @@ impl Entry {
         if scored.logprob.is_nan() {
             return Err(ApiError::internal("the model's logits are not numbers"));
         }
-        let ScoredToken { id, logprob, top } = scored;
+        let ScoredToken { id, logprob, top, .. } = scored;
         Ok(Entry { id, logprob: Some(logprob), top, offset })
     }
 
@@ -229,6 +229,7 @@ impl Choice {
                 return Err(ApiError::invalid(None, message));
             }
             FinishReason::Failed(words) => return Err(ApiError::internal(words)),
+            other => return Err(ApiError::internal(format!("the engine ended with {other:?}"))),
         };
         let mut delta = self.release(last.text, Some(reason));
         if !last.stopped {

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
+use crate::reference::STRUCTURED_OUTPUTS;
 use crate::text_runtime::Worker;
 
 /// Time limit for compiling a grammar.
@@ -45,8 +46,7 @@ impl Constraint {
             ["guided_json", "guided_regex", "guided_choice", "guided_grammar"],
             None,
         )?);
-        fields.drop(&["guided_decoding_backend"]);
-        let mut inner = fields.inner("structured_outputs")?;
+        let mut inner = fields.inner("structured_outputs", &[STRUCTURED_OUTPUTS])?;
         if inner.take("json_object")? == Some(true) {
             let spec = GrammarSpec::json_object();
             found.push(Constraint { field: "structured_outputs", spec });

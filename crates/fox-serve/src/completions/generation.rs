@@ -316,6 +316,7 @@ impl Generation {
                 self.app.metrics.queue_time.observe(waited.unwrap_or_default());
                 choice.finish(&finished.reason)?
             }
+            _ => Delta::default(),
         };
         if choice.ended {
             // Cancels the rest in the engine when a stop string has ended the choice.
@@ -364,6 +365,6 @@ fn event_bytes(event: &Event) -> usize {
     match event {
         Event::Prompt(scores) => scores.iter().map(|scored| Entry::bytes(scored.top.len())).sum(),
         Event::Token(scored) => Entry::bytes(scored.top.len()),
-        Event::Finished(_) => 0,
+        _ => 0,
     }
 }

@@ -14,14 +14,18 @@ use crate::app::{App, random};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
 use crate::memory::LeasedWriter;
+use crate::reference::{COMMON, MESSAGES};
 
 /// Fields with the meaning that they have in chat requests.
-const SAME: [&str; 8] =
-    ["model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos"];
+pub(crate) const SAME_MESSAGES: &[&str] =
+    &["model", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos"];
+/// Fields that do not change the answer.
+pub(crate) const IGNORED_MESSAGES: &[&str] =
+    &["metadata", "service_tier", "thinking", "container", "betas"];
 
 /// The body of the chat request that a request stands for.
 pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, UnknownFields)> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &[MESSAGES, COMMON])?;
     let mut chat = Map::new();
     let mut messages = Vec::new();
     if let Some(system) = fields.take::<Value>("system")? {
@@ -41,14 +45,15 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
         messages.extend(translated);
     }
     chat.insert("messages".into(), Value::Array(messages));
-    for name in SAME {
+    for &name in SAME_MESSAGES {
         if let Some(value) = fields.take::<Value>(name)? {
             chat.insert(name.into(), value);
         }
     }
-    if !chat.contains_key("max_tokens") {
-        return Err(ApiError::invalid("max_tokens", "max_tokens is missing"));
-    }
+    match fields.take::<Value>("max_tokens")? {
+        Some(count) => chat.insert("max_tokens".into(), count),
+        None => return Err(ApiError::invalid("max_tokens", "max_tokens is missing")),
+    };
     if let Some(stops) = fields.take::<Value>("stop_sequences")? {
         chat.insert("stop".into(), stops);
     }
@@ -71,7 +76,7 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
         };
         chat.insert("tool_choice".into(), choice);
     }
-    fields.drop(&["metadata", "service_tier", "thinking", "container", "betas"]);
+    fields.drop(IGNORED_MESSAGES);
     let unknown = fields.finish(strict)?;
     Ok((Value::Object(chat).to_string().into_bytes(), unknown))
 }

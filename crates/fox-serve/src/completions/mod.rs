@@ -16,6 +16,12 @@ mod wire;
 pub(crate) use events::Events;
 pub(crate) use prompt::{Prompt, id_list};
 pub(crate) use request::Kind;
+#[cfg(test)]
+pub(crate) use {
+    messages::{IGNORED_MESSAGES, SAME_MESSAGES},
+    request::IGNORED,
+    responses::{IGNORED_RESPONSES, SAME_RESPONSES},
+};
 
 use std::sync::Arc;
 

@@ -15,6 +15,7 @@ use crate::chat;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
 use crate::models;
+use crate::reference::{CHAT, COMMON, KnownFields, STREAM_OPTIONS, TEXT};
 
 /// Default of `max_tokens`: OpenAI's for completions, and a larger one for chats.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -25,7 +26,7 @@ const MAX_STOPS: usize = 64;
 const MAX_BIASES: usize = 1024;
 
 /// Fields that do not change the answer.
-const HARMLESS: [&str; 9] = [
+pub(crate) const IGNORED: &[&str] = &[
     "user",
     "metadata",
     "store",
@@ -35,6 +36,7 @@ const HARMLESS: [&str; 9] = [
     "reasoning_effort",
     "verbosity",
     "modalities",
+    "guided_decoding_backend",
 ];
 
 /// The kind of a request.
@@ -105,12 +107,16 @@ impl CompletionRequest {
     }
 
     fn parse_as(app: &App, kind: Kind, body: &[u8]) -> ApiResult<Self> {
-        let mut fields = Fields::parse(body)?;
+        let known: KnownFields = match kind {
+            Kind::Text => &[TEXT, COMMON],
+            _ => &[CHAT, COMMON],
+        };
+        let mut fields = Fields::parse(body, known)?;
         if let Some(model) = fields.take::<String>("model")? {
             models::check_name(app, &model)?;
         }
         refuse_unsupported(&mut fields, kind)?;
-        fields.drop(&HARMLESS);
+        fields.drop(IGNORED);
         let stream = fields.take("stream")?.unwrap_or(false);
         let (include_usage, unknown) = include_usage(&mut fields, app.options.strict)?;
         let n = count(&mut fields, "n")?.unwrap_or(1);
@@ -311,7 +317,7 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
 
 /// `stream_options`; without effect unless the response is streamed.
 fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownFields)> {
-    let mut options = fields.inner("stream_options")?;
+    let mut options = fields.inner("stream_options", &[STREAM_OPTIONS])?;
     let include = options.take("include_usage")?.unwrap_or(false);
     options.drop(&["include_obfuscation", "continuous_usage_stats"]);
     Ok((include, options.finish(strict)?))

@@ -14,9 +14,10 @@ use crate::app::{App, now, random};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
 use crate::memory::LeasedWriter;
+use crate::reference::{CHAT, COMMON, RESPONSES};
 
 /// Fields with the meaning that they have in chat requests.
-const SAME: [&str; 12] = [
+pub(crate) const SAME_RESPONSES: &[&str] = &[
     "model",
     "temperature",
     "top_p",
@@ -31,7 +32,7 @@ const SAME: [&str; 12] = [
     "parallel_tool_calls",
 ];
 /// Fields that do not change the answer.
-const HARMLESS: [&str; 10] = [
+pub(crate) const IGNORED_RESPONSES: &[&str] = &[
     "store",
     "metadata",
     "include",
@@ -46,7 +47,7 @@ const HARMLESS: [&str; 10] = [
 
 /// The body of the chat request that a request stands for.
 pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, UnknownFields)> {
-    let mut fields = Fields::parse(body)?;
+    let mut fields = Fields::parse(body, &[RESPONSES, COMMON, CHAT])?;
     let mut chat = Map::new();
     let mut messages = Vec::new();
     if let Some(text) = fields.take::<String>("instructions")? {
@@ -67,7 +68,7 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
         Some(text) => messages.push(json!({ "role": "user", "content": text })),
     }
     chat.insert("messages".into(), Value::Array(messages));
-    for name in SAME {
+    for &name in SAME_RESPONSES {
         if let Some(value) = fields.take::<Value>(name)? {
             chat.insert(name.into(), value);
         }
@@ -98,7 +99,7 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
     for name in ["previous_response_id", "conversation", "background"] {
         fields.ignore(name, &[json!(false)], "responses are not stored; send the whole input")?;
     }
-    fields.drop(&HARMLESS);
+    fields.drop(IGNORED_RESPONSES);
     let unknown = fields.finish(strict)?;
     Ok((Value::Object(chat).to_string().into_bytes(), unknown))
 }

@@ -248,11 +248,12 @@ impl ToolFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::CHAT;
 
     fn tools(choice: &Value) -> ApiResult<Option<Tools>> {
         let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
         let body = json!({ "tools": [tool("find"), tool("add")], "tool_choice": choice });
-        Tools::parse(&mut Fields::parse(body.to_string().as_bytes()).unwrap())
+        Tools::parse(&mut Fields::parse(body.to_string().as_bytes(), &[CHAT]).unwrap())
     }
 
     /// Text and calls, whether the text arrives at once or character by character.

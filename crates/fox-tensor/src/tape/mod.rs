@@ -63,6 +63,16 @@ impl Var {
         Var { value, slot: Slot::Param(id), again: None }
     }
 
+    /// A parameter whose value is not kept for the backward pass: `again` returns it there. Without an `id` it is frozen.
+    pub fn fetched_param(
+        id: Option<ParamId>,
+        value: Tensor,
+        again: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        let slot = id.map_or(Slot::None, Slot::Param);
+        Var { value, slot, again: Some(Saved::recomputed(false, again)) }
+    }
+
     /// The tensor.
     pub fn value(&self) -> &Tensor {
         &self.value
@@ -85,9 +95,16 @@ pub struct Gradients {
     /// Number of terms of each parameter.
     terms: Vec<u32>,
     buckets: Option<Buckets>,
+    /// Whether terms are counted and dropped.
+    counts_only: bool,
 }
 
 impl Gradients {
+    /// Counts the terms of every parameter ([`Gradients::term_counts`]) and keeps none of them.
+    pub fn counting() -> Gradients {
+        Gradients { counts_only: true, ..Gradients::default() }
+    }
+
     /// The gradient of a parameter, if any backward pass reached it.
     pub fn get(&self, id: ParamId) -> Option<&Tensor> {
         self.params.get(id.0)?.as_ref()
@@ -146,7 +163,8 @@ impl Flow<'_> {
 
     /// Stores a gradient; without a slot it is dropped.
     pub(crate) fn put(&mut self, slot: Slot, grad: Tensor) {
-        if let Some(entry) = self.entry(slot) {
+        let dropped = self.params.counts_only && matches!(slot, Slot::Param(_));
+        if let Some(entry) = self.entry(slot).filter(|_| !dropped) {
             *entry = Some(grad);
         }
         if let Slot::Param(id) = slot {

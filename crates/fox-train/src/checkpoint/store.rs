@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use fox_base::durable::{self, NewFolder};
 use fox_dist::Group;
-use fox_model::{Model, WriteOptions};
+use fox_model::{CheckpointReader, Model, WriteOptions};
 use fox_tensor::Device;
 
 use super::{RunState, manifest, optimizer_state};
 use crate::optimizer::{OptimizerRecipe, Updater};
-use crate::recipe::{CheckpointRecipe, TrainingRecipe, Weights};
-use crate::{Error, Recipe, Result, files, tuning};
+use crate::recipe::{CheckpointRecipe, Shard, TrainingRecipe, Weights};
+use crate::sharded_weights::ResidentParams;
+use crate::{Error, Recipe, Result, files, sharded_save, tuning};
 
 const PREFIX: &str = "step-";
 const DAMAGED: &str = ".damaged";
@@ -27,6 +28,7 @@ pub struct CheckpointStore {
     keep: CheckpointRecipe,
     /// What of the models is trained, and how they change by themselves.
     training: TrainingRecipe,
+    shard: Shard,
 }
 
 /// A run as a checkpoint holds it.
@@ -45,13 +47,15 @@ pub struct Resumed {
 impl CheckpointStore {
     /// The checkpoints in `folder`. Nothing is read or written yet.
     pub fn new(folder: PathBuf, keep: CheckpointRecipe) -> CheckpointStore {
-        CheckpointStore { folder, keep, training: TrainingRecipe::default() }
+        let (training, shard) = (TrainingRecipe::default(), Shard::default());
+        CheckpointStore { folder, keep, training, shard }
     }
 
     /// The checkpoints of a run in `folder`, of which only a part may be trained.
     pub fn of_run(folder: &Path, recipe: &Recipe) -> CheckpointStore {
-        let training = recipe.training.clone();
-        CheckpointStore { training, ..Self::new(folder.join("checkpoints"), recipe.checkpoints) }
+        let (training, shard) = (recipe.training.clone(), recipe.parallel.shard);
+        let store = Self::new(folder.join("checkpoints"), recipe.checkpoints);
+        CheckpointStore { training, shard, ..store }
     }
 
     /// Steps of all checkpoints, ascending.
@@ -112,6 +116,7 @@ impl CheckpointStore {
             if !folder.is_dir() {
                 return Err(Error::NotShared { path: folder, rank: group.rank() });
             }
+            sharded_save::send_to_first(model, updater)?;
             optimizer_state::write(&folder.join(OPTIMIZER), model, updater)?;
             return Ok(group.barrier()?);
         }
@@ -120,7 +125,10 @@ impl CheckpointStore {
         optimizer_state::create(&folder.join(OPTIMIZER), model, updater)?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         group.broadcast(0, name.as_bytes())?;
-        model.save(&folder.join(MODEL), &WriteOptions::for_model(model.config()))?;
+        let options = WriteOptions::for_model(model.config());
+        sharded_save::at_first(model, updater, |values| {
+            Ok(model.save_from(&folder.join(MODEL), &options, values)?)
+        })?;
         optimizer_state::write(&folder.join(OPTIMIZER), model, updater)?;
         files::write_json(&folder.join(STATE), state)?;
         group.barrier()?;
@@ -142,7 +150,7 @@ impl CheckpointStore {
     }
 
     /// The same for one of several processes: the first one chooses, each reads the state of the parameters it owns.
-    pub fn resume_in(
+    pub(crate) fn resume_in(
         &self,
         optimizer: &OptimizerRecipe,
         ema: Option<f64>,
@@ -213,11 +221,17 @@ impl CheckpointStore {
             );
             return Err(Error::Damaged { path: state_file, detail });
         }
-        let mut model = Model::from_checkpoint(&folder.join(MODEL), device)?;
+        let mut reader = CheckpointReader::open(&folder.join(MODEL))?;
+        let kept = ResidentParams::new(self.shard, group);
+        let keeps = kept.of(reader.config());
+        let mut model = Model::from_reader_where(&mut reader, device, &|id| keeps[id.0])?;
         self.training.freeze(model.params_mut());
         let mut updater = Updater::in_group(optimizer, ema, model.params(), device, group)?;
         optimizer_state::read(&folder.join(OPTIMIZER), &model, &mut updater)?;
         updater.restore_updates(state.updates);
+        if kept.is_sharded() {
+            updater.shard_weights(&mut model);
+        }
         Ok((model, updater, state))
     }
 

@@ -132,7 +132,7 @@ fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
 }
 
 /// CRC-32C (Castagnoli).
-pub fn crc32c(bytes: &[u8]) -> u32 {
+fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
     !bytes
         .iter()

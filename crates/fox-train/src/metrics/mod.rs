@@ -3,7 +3,7 @@
 mod events;
 mod log;
 
-pub use events::{EventWriter, crc32c};
+pub use events::EventWriter;
 pub use log::{Logged, MetricsLog};
 
 use fox_tensor::MemoryStats;

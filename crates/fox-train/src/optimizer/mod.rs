@@ -17,7 +17,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use fox_dist::{Group, Owned, owners};
-use fox_model::{Model, ParamSpec, Parameters};
+use fox_model::{Model, ParamSpec, Parameters, WeightSource};
 use fox_tensor::{DType, Device, Gradients, ParamId, Tensor, WeightFormat};
 
 pub use adamw::AdamW;
@@ -27,6 +27,8 @@ pub use muon::{Muon, Scale};
 pub use registry::{OptimizerRecipe, Rule, optimizer_names};
 
 use crate::Result;
+use crate::overlapped_reduce::drop_values;
+use crate::sharded_weights::ShardedWeights;
 
 /// The optimizers that a recipe can name. The first is the default.
 const OPTIMIZERS: &[registry::Entry] =
@@ -78,7 +80,8 @@ pub struct StepReport {
 }
 
 /// An optimizer at work: the rule and its state on the device. In a group of processes every parameter belongs to
-/// one of them, which keeps its state, updates it and gives the result to the others (ZeRO, stage 1).
+/// one of them, which keeps its state, updates it and gives the result to the others (ZeRO stage 1), or keeps it until it
+/// is used ([stage 3](crate::recipe::Shard)).
 #[derive(Debug)]
 pub struct Updater {
     rule: Box<dyn Optimizer>,
@@ -90,6 +93,8 @@ pub struct Updater {
     group: Arc<Group>,
     /// The process that each parameter belongs to.
     owners: Vec<usize>,
+    /// The weights, where other processes have those that this one does not own.
+    weights: Option<Arc<ShardedWeights>>,
     /// Factors on the learning rate, in the order of the parameters; empty for none.
     rates: Vec<f64>,
     /// Whether the norm of the gradient is summed parameter by parameter, so that it does not depend on the number of
@@ -109,7 +114,7 @@ impl Updater {
     }
 
     /// The same, for one of several processes that have the same parameters.
-    pub fn in_group(
+    pub(crate) fn in_group(
         recipe: &OptimizerRecipe,
         ema: Option<f64>,
         params: &Parameters,
@@ -129,8 +134,45 @@ impl Updater {
         let ema = ema.map(|decay| Ema::new(decay, params, |id| owners[id.0] == group.rank()));
         let (clip, group, updates) = (recipe.clip, group.clone(), 0);
         let norm_by_parameter = group.size() > 1;
-        let rates = Vec::new();
-        Ok(Updater { rule, clip, states, ema, updates, group, owners, rates, norm_by_parameter })
+        let (rates, weights) = (Vec::new(), None);
+        Ok(Updater {
+            rule,
+            clip,
+            states,
+            ema,
+            updates,
+            group,
+            owners,
+            weights,
+            rates,
+            norm_by_parameter,
+        })
+    }
+
+    /// Keeps the weights of a model only where they are owned, from now on.
+    pub(crate) fn shard_weights(&mut self, model: &mut Model) {
+        let weights = Arc::new(ShardedWeights::new(&self.group, model));
+        let keeps = |id| weights.keeps(id);
+        model.params_mut().set_source(weights.clone(), &keeps);
+        self.weights = Some(weights.clone());
+    }
+
+    /// The weights, where they are sharded.
+    pub(crate) fn sharded_weights(&self) -> Option<&Arc<ShardedWeights>> {
+        self.weights.as_ref()
+    }
+
+    /// Why weights could not be gathered, if that is why a pass has failed.
+    pub(crate) fn weights_failure(&self) -> Option<crate::Error> {
+        self.weights.as_ref()?.failure().map(crate::Error::Group)
+    }
+
+    /// Sends the parameters that all processes keep from their owners to the others.
+    fn share(&self, params: &mut Parameters) -> Result<()> {
+        let everywhere = |id: ParamId| !self.weights.as_ref().is_some_and(|w| w.holds(id));
+        let updated = params.iter_mut().filter(|(id, spec, _)| spec.trainable && everywhere(*id));
+        let shared = updated.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
+        Ok(self.group.share(&mut shared.collect::<Vec<_>>())?)
     }
 
     /// Multiplies the learning rate of each parameter by a factor.
@@ -139,7 +181,7 @@ impl Updater {
     }
 
     /// Sums the norm of the gradient parameter by parameter, so that its bits are those of any number of processes.
-    pub fn sum_norm_by_parameter(&mut self) {
+    pub(crate) fn sum_norm_by_parameter(&mut self) {
         self.norm_by_parameter = true;
     }
 
@@ -208,6 +250,11 @@ impl Updater {
             Owned { owner, tensor }
         });
         self.group.reduce_to_owners(&mut shared.collect::<Vec<_>>())?;
+        if self.weights.is_some() {
+            let others =
+                gradients.unsent_mut().filter(|(id, _)| self.owner(*id) != self.group.rank());
+            others.for_each(|(_, tensor)| drop_values(tensor));
+        }
         let grad_norm = self.squares(&device, &gradients)?.sqrt();
         if !grad_norm.is_finite() {
             return Ok(StepReport { grad_norm, clip_scale: 0.0, skipped: true });
@@ -239,10 +286,22 @@ impl Updater {
         if let Some(ema) = &mut self.ema {
             ema.update(&device, params, self.updates)?;
         }
-        let updated = params.iter_mut().filter(|(_, spec, _)| spec.trainable);
-        let shared = updated.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
-        self.group.share(&mut shared.collect::<Vec<_>>())?;
+        self.share(params)?;
         Ok(StepReport { grad_norm, clip_scale, skipped: false })
+    }
+
+    /// L2 norm of all trained parameters, wherever they are. All processes call this where weights are sharded.
+    pub(crate) fn param_norm(&self, model: &Model) -> Result<f64> {
+        let backend = model.device().backend();
+        let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable);
+        if self.weights.is_none() {
+            let values: Vec<&Tensor> = trained.map(|(_, _, value)| value).collect();
+            return Ok(backend.sum_squares(&values)?.sqrt());
+        }
+        let own = trained.filter(|(id, _, _)| self.owner(*id) == self.group.rank());
+        let own: Vec<&Tensor> = own.map(|(_, _, value)| value).collect();
+        let all = self.group.all_numbers(&[backend.sum_squares(&own)?])?;
+        Ok(all.into_iter().sum::<f64>().sqrt())
     }
 
     /// Sum of the squares of all gradients, each at the process that it belongs to.
@@ -263,20 +322,18 @@ impl Updater {
     }
 
     /// Puts the averages of the weights, where they are kept, into the model and returns what was there.
-    pub fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
+    pub(crate) fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
         let Some(ema) = &self.ema else { return Ok(Vec::new()) };
         let weights = ema.replace(model)?;
         // As the others have theirs.
         model.pack_weights(WeightFormat::F32)?;
-        let params = model.params_mut().iter_mut().filter(|(_, spec, _)| spec.trainable);
-        let shared = params.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
-        self.group.share(&mut shared.collect::<Vec<_>>())?;
+        self.share(model.params_mut())?;
         model.pack_weights(WeightFormat::F32)?;
         Ok(weights)
     }
 
     /// Runs `f` on the model with the averages of its weights, and puts the weights back.
-    pub fn with_average<T>(
+    pub(crate) fn with_average<T>(
         &self,
         model: &mut Model,
         f: impl FnOnce(&Model) -> Result<T>,

@@ -127,7 +127,7 @@ pub(super) fn shorter_warmup(warmup: u64, before: u64, now: u64) -> u64 {
 }
 
 /// Applies `section.key=value`. The value is TOML; what is not, is taken as text.
-pub fn apply_override(table: &mut Table, text: &str) -> Result<()> {
+pub(crate) fn apply_override(table: &mut Table, text: &str) -> Result<()> {
     let bad = || Error::BadOverride { text: text.to_string() };
     let (key, value) = text.split_once('=').ok_or_else(bad)?;
     let value = parse_value(value.trim());

@@ -28,8 +28,8 @@ pub use builtin::{
 };
 pub(crate) use fox_base::nearest::nearest;
 pub use gate_init::GateInit;
-pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
-pub use ranks::{Exchange, ParallelRecipe, Reduction};
+pub use load::{load, load_from, load_table, merge, parse_table};
+pub use ranks::{Exchange, ParallelRecipe, Reduction, Shard};
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use typed::typed;
 
@@ -133,7 +133,7 @@ impl DataRecipe {
     }
 
     /// The loader's order.
-    pub fn loader_order(&self) -> Order {
+    pub(crate) fn loader_order(&self) -> Order {
         match self.order {
             OrderName::Shuffled => Order::Shuffled { seed: self.shuffle_seed },
             OrderName::Sequential => Order::Sequential,

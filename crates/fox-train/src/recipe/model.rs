@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fox_model::{Model, ModelConfig, ModelType};
+use fox_model::{Model, ModelConfig, ModelType, Residency};
 use fox_tensor::Device;
 
 use super::{Recipe, nearest};
@@ -103,9 +103,19 @@ impl Recipe {
 
     /// The model before the first step.
     pub fn initial_model(&self, config: &ModelConfig, device: &Device) -> Result<Model> {
+        self.initial_model_where(config, device, &|_| true)
+    }
+
+    /// [`Recipe::initial_model`] of one of several processes, which keeps only some parameters.
+    pub(crate) fn initial_model_where(
+        &self,
+        config: &ModelConfig,
+        device: &Device,
+        keeps: &Residency<'_>,
+    ) -> Result<Model> {
         let mut model = match self.init_folder()? {
-            Some(folder) => self.tuned_model(&folder, config, device)?,
-            None => Model::init(config, self.training.seed, device)?,
+            Some(folder) => self.tuned_model(&folder, config, device, keeps)?,
+            None => Model::init_where(config, self.training.seed, device, keeps)?,
         };
         self.training.freeze(model.params_mut());
         if let Some(times) = self.training.gate_init.decay_time(self.data.sequence_length)

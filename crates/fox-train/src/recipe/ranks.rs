@@ -18,6 +18,8 @@ const BUCKET: usize = 32 << 20;
 pub struct ParallelRecipe {
     /// Processes that share a sequence: each holds as many successive tokens of it. The others share the batch.
     pub context: usize,
+    /// What every process keeps only a part of.
+    pub shard: Shard,
     /// How tensors travel between GPUs.
     pub exchange: Exchange,
     /// Bytes of complete gradients that are summed over the processes at once, overlapped with the backward pass; 0: all
@@ -27,8 +29,20 @@ pub struct ParallelRecipe {
 
 impl Default for ParallelRecipe {
     fn default() -> Self {
-        ParallelRecipe { context: 1, exchange: Exchange::Device, bucket: BUCKET }
+        let (shard, exchange) = (Shard::Optimizer, Exchange::Device);
+        ParallelRecipe { context: 1, shard, exchange, bucket: BUCKET }
     }
+}
+
+/// What is divided among the processes, by parameter. The bits of a run and its checkpoints do not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shard {
+    /// The state of the optimizer (ZeRO stage 1): every process has all weights and gradients.
+    #[default]
+    Optimizer,
+    /// Also gradients and weights (ZeRO stage 3): weights are gathered block by block in every pass.
+    Weights,
 }
 
 /// How tensors travel between the GPUs of several processes. Between CPUs there is only the host.

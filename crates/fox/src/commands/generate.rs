@@ -201,7 +201,6 @@ fn read(
     let mut answer = Answer::default();
     for event in events {
         let delta = match event {
-            Event::Prompt(_) => continue,
             Event::Token(scored) => {
                 let delta = decoder.push(scored.id)?;
                 answer.tokens.push(scored);
@@ -211,6 +210,7 @@ fn read(
                 answer.finished = Some(*finished);
                 decoder.finish()?
             }
+            _ => continue,
         };
         if live && !delta.text.is_empty() && !output::print_while_read(&delta.text)? {
             answer.is_unread = true;

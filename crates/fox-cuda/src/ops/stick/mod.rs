@@ -111,7 +111,7 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Gradients of [`stick_breaking`](Attention::stick_breaking) from that of its output, `[R_q, H * d]`.
-    pub fn stick_breaking_backward(&self, d_out: &Buffer<T>) -> Result<AttentionGrads<T>> {
+    pub(crate) fn stick_breaking_backward(&self, d_out: &Buffer<T>) -> Result<AttentionGrads<T>> {
         let tile = self.stick_tile_config();
         let tiling = self.tiling(&tile)?;
         let grads = self.alloc_cleared_gradients(&tiling, d_out)?;

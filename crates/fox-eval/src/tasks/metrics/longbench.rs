@@ -79,7 +79,7 @@ pub fn classification(answer: &str, truth: &str, classes: &[String]) -> f64 {
 
 /// Similarity of the right line and the first line of the answer that is neither a comment nor a fence, in
 /// whole percent.
-pub fn code_similarity(answer: &str, truth: &str) -> f64 {
+pub(crate) fn code_similarity(answer: &str, truth: &str) -> f64 {
     let is_code = |line: &&str| !["`", "#", "//"].iter().any(|mark| line.contains(mark));
     let line = answer.trim_start_matches('\n').split('\n').find(is_code).unwrap_or("");
     // Two equal texts are alike, also when both are empty; one empty text is like no other.
@@ -91,7 +91,7 @@ pub fn code_similarity(answer: &str, truth: &str) -> f64 {
 }
 
 /// The first line that is said, as LongBench cuts the answers of trec, triviaqa, samsum and lsht.
-pub fn first_line(answer: &str) -> &str {
+pub(crate) fn first_line(answer: &str) -> &str {
     answer.trim_start_matches('\n').split('\n').next().unwrap_or("")
 }
 

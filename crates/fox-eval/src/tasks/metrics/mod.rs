@@ -8,8 +8,9 @@ mod longbench;
 mod rouge;
 
 pub use figure::{Figure, Values};
-pub use longbench::{classification, code_similarity, f1, first_line};
-pub use rouge::rouge_l;
+pub use longbench::{classification, f1};
+pub(crate) use longbench::{code_similarity, first_line};
+pub(crate) use rouge::rouge_l;
 
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +65,7 @@ impl Metric {
     }
 
     /// Whether it is a fraction, which tables show in percent; the others are better when small.
-    pub fn is_share(self) -> bool {
+    pub(crate) fn is_share(self) -> bool {
         !matches!(
             self,
             Metric::Perplexity
@@ -91,7 +92,7 @@ pub(super) fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
 
 /// How alike two texts are, 0 to 1: twice their common characters over all of them. This is the ratio of
 /// python-Levenshtein, in which a substitution counts as two edits.
-pub fn similarity(a: &str, b: &str) -> f64 {
+pub(crate) fn similarity(a: &str, b: &str) -> f64 {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     match a.len() + b.len() {
         0 => 1.0,

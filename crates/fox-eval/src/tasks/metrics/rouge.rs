@@ -5,7 +5,7 @@ use std::collections::HashSet;
 /// F-measure of ROUGE-L on the level of summaries: how many different words of the reference lie on a longest
 /// common subsequence of one of its sentences and one of the answer's, over the different words of each. 0
 /// when either has no sentence.
-pub fn rouge_l(answer: &str, truth: &str) -> f64 {
+pub(crate) fn rouge_l(answer: &str, truth: &str) -> f64 {
     let (answer, truth) = (sentences(answer), sentences(truth));
     if answer.is_empty() || truth.is_empty() {
         return 0.0;

@@ -10,7 +10,7 @@ use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateS
 use crate::params::ParamList;
 
 /// Epsilon of the QK-norm in both references, independent of `norm_eps`.
-pub const QK_NORM_EPS: f64 = 1e-5;
+pub(crate) const QK_NORM_EPS: f64 = 1e-5;
 
 /// Options of the attention layer. FoX and the Transformer are the same layer with other options.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,8 @@ mod gate;
 mod layer;
 mod slot;
 
-pub use config::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+pub(crate) use config::QK_NORM_EPS;
+pub use config::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
 pub(crate) use formats::{NATIVE, native};
 pub use layer::ForgettingLayer;
 pub(crate) use layer::Projection;

@@ -37,7 +37,7 @@ impl Mamba2Config {
     }
 
     /// Channels of the convolution: values, keys and queries.
-    pub fn conv_width(&self) -> usize {
+    pub(crate) fn conv_width(&self) -> usize {
         self.inner() + 2 * self.groups * self.state_size
     }
 

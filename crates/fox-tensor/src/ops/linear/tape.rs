@@ -1,6 +1,6 @@
 //! Linear layers on the tape.
 
-use crate::tape::{Slot, Tape, Var, slot_of, wants};
+use crate::tape::{Saved, Slot, Tape, Var, slot_of, wants};
 use crate::{Result, Tensor};
 
 impl Tape<'_> {
@@ -10,11 +10,12 @@ impl Tape<'_> {
         let needs_grad = x.needs_grad() || w.needs_grad() || wants(bias);
         let out = self.output(y, needs_grad);
         let (x_slot, w_slot, b_slot, out_slot) = (x.slot, w.slot, slot_of(bias), out.slot);
-        let (device, x, w) = (self.device.clone(), x.saved(), w.value.clone());
+        let (device, x, w) = (self.device.clone(), x.saved(), w.saved());
         self.push(move |flow| {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let backend = device.backend();
-            flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
+            flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w.get()?, acc))?;
+            drop(w);
             flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))?;
             if w_slot == Slot::None {
                 return Ok(());
@@ -44,28 +45,32 @@ impl Tape<'_> {
             vars.push(self.output(y, x.needs_grad() || w.needs_grad()));
         }
         let outs: Vec<Slot> = vars.iter().map(|y| y.slot).collect();
-        let weights: Vec<(Slot, Tensor)> =
-            weights.iter().map(|w| (w.slot, w.value.clone())).collect();
+        let weights: Vec<(Slot, Saved)> = weights.iter().map(|w| (w.slot, w.saved())).collect();
         let (x_slot, device, x) = (x.slot, self.device.clone(), x.saved());
         self.push(move |flow| {
             let grads = outs.into_iter().map(|slot| flow.take(slot));
-            let reached: Vec<(Tensor, (Slot, Tensor))> =
+            let reached: Vec<(Tensor, (Slot, Saved))> =
                 grads.zip(weights).filter_map(|(dy, w)| Some((dy?, w))).collect();
             if reached.is_empty() {
                 return Ok(());
             }
-            let dys: Vec<&Tensor> = reached.iter().map(|(dy, _)| dy).collect();
-            let ws: Vec<&Tensor> = reached.iter().map(|(_, (_, w))| w).collect();
+            let (dys, ws): (Vec<Tensor>, Vec<(Slot, Saved)>) = reached.into_iter().unzip();
+            let (slots, ws): (Vec<Slot>, Vec<Saved>) = ws.into_iter().unzip();
             let group = device.group_ops()?;
-            flow.update(x_slot, |acc| group.linear_group_bwd_input(&dys, &ws, acc))?;
+            flow.update(x_slot, |acc| {
+                let ws = ws.iter().map(Saved::get).collect::<Result<Vec<_>>>()?;
+                let (dys, ws): (Vec<&Tensor>, Vec<&Tensor>) =
+                    (dys.iter().collect(), ws.iter().collect());
+                group.linear_group_bwd_input(&dys, &ws, acc)
+            })?;
+            drop(ws);
             let device = device.clone();
             x.use_later(x_slot != Slot::None, flow, move |x, flow| {
-                let (dys, ws): (Vec<Tensor>, Vec<(Slot, Tensor)>) = reached.into_iter().unzip();
-                let accs = ws.iter().map(|(slot, _)| flow.take(*slot)).collect();
+                let accs = slots.iter().map(|slot| flow.take(*slot)).collect();
                 let dys: Vec<&Tensor> = dys.iter().collect();
                 let dws = device.group_ops()?.linear_group_bwd_weight(&dys, x, accs)?;
-                for ((slot, _), dw) in ws.iter().zip(dws) {
-                    flow.put(*slot, dw);
+                for (slot, dw) in slots.into_iter().zip(dws) {
+                    flow.put(slot, dw);
                 }
                 Ok(())
             })

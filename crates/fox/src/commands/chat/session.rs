@@ -168,13 +168,13 @@ impl Session<'_> {
             }
             let (delta, finished) = match events.recv_timeout(POLL_EVERY) {
                 Err(RecvTimeoutError::Timeout) => continue,
-                Ok(Event::Prompt(_)) => continue,
                 Ok(Event::Token(scored)) => (decoder.push(scored.id)?, None),
                 Ok(Event::Finished(finished)) => (decoder.finish()?, Some(finished.reason)),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.is_broken = true;
                     bail!("the engine ended early");
                 }
+                Ok(_) => continue,
             };
             text.push_str(&delta.text);
             let end = if finished.is_some() { "\n" } else { "" };

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use fox_model::ModelConfig;
 use fox_train::cluster::{Cluster, ClusterPlan, batch_flops};
 use fox_train::data::RunData;
+use fox_train::recipe::{ParallelRecipe, Shard};
 use fox_train::{Recipe, recipe};
 use serde_json::json;
 
@@ -98,12 +99,44 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
     }
     let fits = |plan: &&ClusterPlan| plan.memory <= args.memory;
     let best = plans.iter().filter(fits).min_by(|a, b| a.overlapped().total_cmp(&b.overlapped()));
+    let shard = match recipe.parallel.shard {
+        Shard::Optimizer => Shard::Weights,
+        Shard::Weights => Shard::Optimizer,
+    };
+    let parallel = ParallelRecipe { shard, ..recipe.parallel };
+    let others = ClusterPlan::all(&Recipe { parallel, ..recipe.clone() }, &config, &cluster)?;
+    let other = others.iter().filter(fits).min_by(|a, b| a.overlapped().total_cmp(&b.overlapped()));
+    // Not worth a word below a percent. Gathers are assumed to be hidden entirely, so shards are advised for memory only.
+    let other = other.filter(|other| {
+        best.is_none_or(|best| {
+            other.shard == Shard::Optimizer && 1.01 * other.overlapped() < best.overlapped()
+        })
+    });
     let text = match as_json {
         true => json_text(&plans, best),
-        false => text(&recipe, &config, &cluster, &plans, best, args.memory),
+        false => text(&recipe, &config, &cluster, &plans, (best, other), args.memory),
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// One line about the best plan with the other sharding, where it is worth a line: it alone fits, or it is faster.
+fn comparison(other: &ClusterPlan, best: Option<&ClusterPlan>) -> String {
+    let name = match other.shard {
+        Shard::Optimizer => "optimizer",
+        Shard::Weights => "weights",
+    };
+    let (memory, step) = (output::bytes(other.memory), seconds(other.overlapped()));
+    match best {
+        None => format!(
+            "parallel.shard=\"{name}\" fits with parallel.context={}: {memory}, {step} a step",
+            other.context
+        ),
+        Some(best) => format!(
+            "parallel.shard=\"{name}\" is {:.0}% faster and fits too: {memory}, {step} a step",
+            100.0 * (best.overlapped() / other.overlapped() - 1.0)
+        ),
+    }
 }
 
 /// The model of a recipe; its vocabulary may be that of the data.
@@ -120,7 +153,7 @@ fn text(
     config: &ModelConfig,
     cluster: &Cluster,
     plans: &[ClusterPlan],
-    best: Option<&ClusterPlan>,
+    (best, other): (Option<&ClusterPlan>, Option<&ClusterPlan>),
     memory: f64,
 ) -> String {
     let parameters: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
@@ -130,6 +163,7 @@ fn text(
             "data",
             "memory",
             "gradients",
+            "weights",
             "keys",
             "compute",
             "step",
@@ -140,6 +174,7 @@ fn text(
         .map(String::from)
         .to_vec(),
     ];
+    let is_sharded = plans.iter().any(|plan| plan.weight_bytes > 0.0);
     let tokens = recipe.tokens_per_step() as f64;
     for plan in plans {
         let steps = recipe.training.tokens as f64 / tokens;
@@ -148,6 +183,7 @@ fn text(
             plan.data.to_string(),
             output::bytes(plan.memory),
             output::bytes(plan.gradient_bytes),
+            output::bytes(plan.weight_bytes),
             output::bytes(plan.key_bytes),
             seconds(plan.compute),
             seconds(plan.step()),
@@ -155,6 +191,10 @@ fn text(
             output::grouped((tokens / plan.overlapped()) as u64),
             seconds(plan.overlapped() * steps),
         ]);
+    }
+    if !is_sharded {
+        // All of them are 0.
+        rows.iter_mut().for_each(|row| drop(row.remove(4)));
     }
     let end = match best {
         Some(plan) => format!(
@@ -176,6 +216,10 @@ fn text(
                 less.join(" and ")
             )
         }
+    };
+    let end = match other {
+        None => end,
+        Some(other) => format!("{end}\n{}", comparison(other, best)),
     };
     format!(
         "{}: {} parameters, {} x {} tokens a step, on {} x {} devices\n{:.0} TFLOP/s each, {:.0} GB/s within a node, {:.1} GB/s between nodes, {:.0}% of the earlier keys, {:.0}% of the attention\n{}{end}\n",
@@ -199,6 +243,8 @@ fn json_text(plans: &[ClusterPlan], best: Option<&ClusterPlan>) -> String {
         json!({
             "context": plan.context, "data": plan.data, "memory_bytes": plan.memory,
             "gradient_bytes": plan.gradient_bytes, "key_bytes": plan.key_bytes,
+            "weight_bytes": plan.weight_bytes, "weight_seconds": plan.weights,
+            "shard": plan.shard,
             "compute_seconds": plan.compute, "gradient_seconds": plan.gradients,
             "key_seconds": plan.keys, "step_seconds": plan.step(),
             "overlapped_seconds": plan.overlapped(),
