@@ -312,7 +312,7 @@ impl Tokens {
             });
             match event {
                 None => py.check_signals()?,
-                                Some(Some(Event::Token(scored))) => return Ok(Some((scored.id, scored.logprob))),
+                Some(Some(Event::Token(scored))) => return Ok(Some((scored.id, scored.logprob))),
                 Some(Some(Event::Finished(finished))) => {
                     if let Ok(mut guard) = running.lock() {
                         *guard = None;
