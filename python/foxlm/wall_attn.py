@@ -121,7 +121,7 @@ def parallel_wall_attn_decode(
     cache_chunk_size: int,
     g_scalar_cumsum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of new queries to all keys of a cache; there is no mask between them.
+    """Attention of new queries to all keys of a cache; no mask is applied.
 
     Args:
         q: queries `[B, M, HQ, K]`.

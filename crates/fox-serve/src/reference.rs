@@ -227,7 +227,7 @@ pub(crate) static ERRORS: &[(u16, &str, &str)] = &[
         "host_not_allowed",
         "a server on loopback was addressed by another name; `--allow-origin` permits it",
     ),
-    (404, "-", "there is no such path"),
+    (404, "-", "the path is unknown"),
     (404, "model_not_found", "`model` is neither the served model nor an alias"),
     (405, "-", "the path has another method, which `Allow` names"),
     (408, "-", "the body did not arrive in time"),
