@@ -229,6 +229,28 @@ struct Accumulator {
                 if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, 2 * i)] = sum;
             }
     }
+    // Sums of the columns; `partials` has DOWN * N elements, which `finish_column_sum` adds up after a __syncthreads().
+    DEVICE void column_sums(float* partials) {
+        if (!active()) return;
+#pragma unroll
+        for (int n = 0; n < FN; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float sum = 0.f;
+#pragma unroll
+                for (int m = 0; m < FM; ++m) sum += c[m][n][e] + c[m][n][e + 2];
+                // Lanes with the same columns.
+#pragma unroll
+                for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+                if (threadIdx.x % 32 < 4) partials[warp_row() * N + column_of(n, e)] = sum;
+            }
+    }
+    DEVICE static float finish_column_sum(const float* partials, int column) {
+        float sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < DOWN; ++w) sum += partials[w * N + column];
+        return sum;
+    }
     // Dot products of all rows with those of a tile, finished by `finish_row_sum`.
     DEVICE void row_dots(float* partials, const real* tile, int tile_pitch) {
         if (!active()) return;

@@ -176,7 +176,7 @@ impl PathShape {
         let (rows, square) = (tile(64, self.width), tile(64, 64));
         let e = tile(self.width, self.width);
         // Gates of a block; statistics of a tile.
-        let (gates, statistics) = (64 * 8, 64 * 32);
+        let (gates, statistics) = (64 * 8, 64 * 40);
         match pass {
             Pass::Prepare => 2 * rows + 3 * square + 2 * 64 * 68 * 4,
             Pass::Forward => self.stages() * (2 * rows + e + gates) + rows + 3 * square,

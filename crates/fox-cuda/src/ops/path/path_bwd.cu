@@ -6,7 +6,7 @@
 struct RowShared {
     float lse[BLOCK], delta[BLOCK];
     float2 queries[BLOCK], keys[BLOCK];
-    float sums[2 * BLOCK];
+    float sums[4 * BLOCK];  // partial sums of rows, or of columns
 };
 
 DEVICE void load_row(RowShared& sh, const PathParams& p, const PathTile& t, int head) {
@@ -46,12 +46,6 @@ DEVICE void score_gradients(Square& s, Square& g, const PathParams& p, const Row
                 s.c[m][n][e] = weight;
                 g.c[m][n][e] = visible ? weight * (g.c[m][n][e] - sh.delta[i]) : 0.f;
             }
-}
-// Sum of a column of a tile of `rows` rows.
-DEVICE float column_sum(const real* tile, int column) {
-    float sum = 0.f;
-    for (int i = 0; i < BLOCK; ++i) sum += to_float(tile[i * SP + column]);
-    return sum;
 }
 
 struct OwnShared {
@@ -120,16 +114,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     // From here on, `keys` are keys, `d` is the gradient of x, and `a` that of the scores.
     copy_keys(sh.keys, p.k, p, own, kv_head);
     copy_scratch_rows(sh.d, p.dx_start + (size_t(tile - p.tile0) * p.head_count + head - p.head0) * BLOCK * D);
+    // Sums of rows and columns are of the same f32 values: what rounding adds would not cancel in the gradient of gates.
+    if (p.gates) g.column_sums(sh.rows.sums);
+    g.each([&](int, int, float& x) { x *= p.scale; });
     g.store(sh.a, SP);
     wait();
     if (p.gates && threadIdx.x < BLOCK) {
         p.column_sums[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + threadIdx.x] =
-            column_sum(sh.a, threadIdx.x);
+            Square::finish_column_sum(sh.rows.sums, threadIdx.x);
     }
-    __syncthreads();
-    g.each([&](int, int, float& x) { x *= p.scale; });
-    g.store(sh.a, SP);
-    __syncthreads();
     // S = Q K^T - R N and x = Q - R U.
     Rows dq = {};
     dq.template add<BLOCK, RowMajor, RowMajor>(sh.a, SP, sh.keys, RP);
@@ -213,8 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_keys(const __grid
             score_gradients(s, g, p, sh.rows, t.rows, BLOCK);
             s.store(sh.w, SP);
             g.store(sh.g, SP);
+            if (p.gates) g.column_sums(sh.rows.sums);
             __syncthreads();
-            if (p.gates && threadIdx.x < BLOCK) column += column_sum(sh.g, threadIdx.x);
+            if (p.gates && threadIdx.x < BLOCK) column += Square::finish_column_sum(sh.rows.sums, threadIdx.x);
             dv.template add<BLOCK, Transposed, RowMajor>(sh.w, SP, sh.d_out, RP);
             // path_bwd_prepare applies the scale of the scores.
             dkh.template add<BLOCK, Transposed, RowMajor>(sh.g, SP, sh.x, RP);
