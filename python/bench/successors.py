@@ -98,6 +98,8 @@ def theirs(module):
 def speeds():
     """Milliseconds of forward and backward together, medians of rounds that alternate"""
     for name, make, op, bar, module in rows(ARGUMENTS.time):
+        if ARGUMENTS.op not in (None, module):
+            continue
         x = [a.requires_grad_() for a in make()]
         w = torch.randn_like(x[0])
         step = {"foxlm": lambda: torch.autograd.grad(op(*x), x, w)}
@@ -131,6 +133,7 @@ if __name__ == "__main__":
     parser.add_argument("--fla", help="folder to import flash-linear-attention from")
     parser.add_argument("--time", type=int, default=16384, help="tokens of a sequence")
     parser.add_argument("--only", choices=("values", "speeds"), help="one part alone")
+    parser.add_argument("--op", choices=("path_attn", "kda", "wall_attn"), help="speeds of one op alone")
     ARGUMENTS = parser.parse_args()
     sys.path[:0] = [ARGUMENTS.fla] if ARGUMENTS.fla else []
     if not torch.cuda.is_available():
