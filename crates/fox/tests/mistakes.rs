@@ -177,6 +177,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("serve missing", REFUSED, "missing does not exist"),
     ("inspect missing", REFUSED, "missing does not exist"),
     ("inspect run --text missing.txt", REFUSED, "a file, a folder, or several words in quotes"),
+    ("inspect run --text=", REFUSED, "the text is empty"),
     ("inspect run --length -5", USAGE, "--length"),
     ("generate run some -p other", USAGE, "cannot be used with"),
     ("generate run -p a --top-p -1", REFUSED, "--top-p"),

@@ -11,6 +11,9 @@ use super::hub::HubModel;
 /// The message for a path without a model, with the most similar one.
 pub(crate) fn no_model(path: &Path) -> String {
     let shown = path.display();
+    if path.as_os_str().is_empty() {
+        return "the name of the model is empty; give the folder of a checkpoint, or of a run of `fox train`".into();
+    }
     if path.join("model/config.json").is_file() {
         return format!("{shown} has no config.json; its model is {shown}/model");
     }
@@ -124,4 +127,14 @@ fn nearest_model(path: &Path, kind: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let closest = nearest(&name(path), names.iter().map(String::as_str))?;
     let found = models.into_iter().find(|path| name(path) == closest)?;
     Some(found.strip_prefix(".").unwrap_or(&found).to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_an_empty_model_as_empty() {
+        assert!(no_model(Path::new("")).starts_with("the name of the model is empty;"));
+    }
 }

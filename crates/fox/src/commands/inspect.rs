@@ -121,6 +121,9 @@ fn given_text(given: &str) -> Result<String> {
     if path.exists() {
         return text(path);
     }
+    if given.trim().is_empty() {
+        bail!("--text: the text is empty");
+    }
     if given.split_whitespace().count() < 2 {
         bail!(
             "{given} does not exist; --text takes a file, a folder, or several words in quotes as the text itself"
