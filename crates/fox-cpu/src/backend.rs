@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use fox_tensor::{
-    Backend, Caps, DType, Device, DeviceKind, Error, IdRange, Memory, MemoryStats, Result, Rope,
-    Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download,
+    Backend, Caps, DType, Device, DeviceKind, Error, IdRange, Memory, MemoryStats, PeerOps, Result,
+    Rope, Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download,
     check_fill, check_ints,
 };
 
@@ -33,6 +33,8 @@ pub struct Cpu {
     ropes: Tables,
     /// A private thread pool; `None` is the process-wide one.
     threads: Option<rayon::ThreadPool>,
+    /// Transfers to other processes without the group's connections.
+    peers: Option<Arc<dyn PeerOps + Send + Sync>>,
 }
 
 impl Default for Cpu {
@@ -42,6 +44,7 @@ impl Default for Cpu {
             pool: Pool::new(false),
             ropes: Tables::default(),
             threads: None,
+            peers: None,
         }
     }
 }
@@ -59,7 +62,14 @@ impl Cpu {
             pool: Pool::new(options.poison),
             ropes: Tables::default(),
             threads,
+            peers: None,
         })
+    }
+
+    /// The same backend with this transport between processes or threads, such as shared memory.
+    #[must_use]
+    pub fn with_peers(self, peers: Arc<dyn PeerOps + Send + Sync>) -> Self {
+        Cpu { peers: Some(peers), ..self }
     }
 
     pub(crate) fn level(&self) -> Level {
@@ -155,7 +165,8 @@ impl Backend for Cpu {
     }
 
     fn caps(&self) -> Caps<'_> {
-        Caps { packing: Some(self), paged: Some(self), ..Caps::default() }
+        let peers = self.peers.as_deref().map(|peers| peers as &dyn PeerOps);
+        Caps { packing: Some(self), paged: Some(self), peers, ..Caps::default() }
     }
 }
 

@@ -60,7 +60,8 @@ impl Group {
         match gather.0 {
             State::Here(tensor) => Ok(tensor),
             State::ByHost { owner, number, shape, device } => {
-                let bytes = self.resume_collective(|links| links.finish(owner, number))?;
+                let mut found = self.resume_collective(|links| links.finish([owner], number))?;
+                let bytes = found.pop().unwrap_or_default();
                 let values = values(self.rank(), owner, &bytes, shape.len())?;
                 Ok(device.from_f32(&values, shape)?)
             }

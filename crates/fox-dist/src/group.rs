@@ -28,7 +28,7 @@ pub struct Group {
 struct Links {
     links: Vec<Option<Link>>,
     number: u32,
-    /// Numbers of gathers that were begun and not finished: their messages may come before those of later collectives.
+    /// Numbers of collectives that were begun and not finished: their messages may come before those of later ones.
     begun: Vec<u32>,
     /// Such messages: rank, number, contents.
     early: Vec<(usize, u32, Vec<u8>)>,
@@ -280,8 +280,13 @@ impl Collective<'_> {
     }
 
     pub fn send(&self, to: usize, payload: &[u8]) {
+        self.send_numbered(to, self.links.number, payload);
+    }
+
+    /// A message of a collective that has begun earlier.
+    pub fn send_numbered(&self, to: usize, number: u32, payload: &[u8]) {
         if let Some(link) = self.links.links.get(to).and_then(Option::as_ref) {
-            link.send(self.links.number, payload);
+            link.send(number, payload);
         }
     }
 
@@ -295,11 +300,15 @@ impl Collective<'_> {
         self.links.number
     }
 
-    /// A message of a collective that has begun earlier.
-    pub fn finish(&mut self, from: usize, number: u32) -> Result<Vec<u8>> {
-        let payload = self.receive_numbered(from, number);
+    /// One message each of a collective that has begun earlier.
+    pub fn finish(
+        &mut self,
+        from: impl IntoIterator<Item = usize>,
+        number: u32,
+    ) -> Result<Vec<Vec<u8>>> {
+        let all = from.into_iter().map(|from| self.receive_numbered(from, number)).collect();
         self.links.begun.retain(|begun| *begun != number);
-        payload
+        all
     }
 
     fn receive_numbered(&mut self, from: usize, expected: u32) -> Result<Vec<u8>> {

@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod common;
+#[path = "common/shared_memory.rs"]
+mod shared_memory;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::ranks;
 use fox_base::difference::relative_error;
@@ -11,6 +14,7 @@ use fox_base::random::SplitMix64;
 use fox_dist::context::{Context, SequenceShard, SequenceSplit, Traffic};
 use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::{Device, Gradients, ParamId, Segments, Tape};
+use shared_memory::SharedMemory;
 
 const VOCAB: usize = 61;
 
@@ -306,6 +310,60 @@ fn contexts_of_a_group_are_independent() {
     let alone = Arc::new(fox_dist::Group::alone());
     let error = Context::new(&alone, 2).unwrap_err().to_string();
     assert_eq!(error, "1 ranks cannot share sequences 2 by 2; start a multiple of 2 ranks");
+}
+
+/// Devices that exchange tensors themselves have the bits of those that send them through the host, in losses and gradients.
+#[test]
+fn connected_devices_have_the_bits_of_the_host() {
+    let boundaries = vec![0, 100, 107, 301, 512, 650, 1020, 1024];
+    let packed =
+        ShardedPass { rows: 2, boundaries: Some(boundaries), ..ShardedPass::new(pro(), MIXED) };
+    let mut recomputed = ShardedPass::new(grouped(), SHORT);
+    recomputed.options.recompute = true;
+    let shorter = |config| ShardedPass { time: 256, ..ShardedPass::recurrent(config) };
+    let passes = [
+        (packed, "packed"),
+        (recomputed, "recomputed"),
+        (ShardedPass::new(llama(), MIXED), "norms of queries and keys"),
+        (shorter(ModelConfig::gated_delta_net(64, 2, 8)), "Gated DeltaNet"),
+        (shorter(ModelConfig::fox_kda(64, 4, 8)), "KDA and FoX"),
+    ];
+    for (pass, what) in passes {
+        let size = if pass.time == 256 { 2 } else { 4 };
+        let memory = SharedMemory::new(size);
+        let found = ranks(size, |group| {
+            let group = Arc::new(group);
+            let context = Context::new(&group, size).unwrap();
+            let host = pass.find(Some(&context));
+            let device = memory.device(group.rank(), size);
+            assert_eq!(group.connect(&device).unwrap().unwrap(), "shared memory");
+            let direct = pass.find_on(&device, Some(&context));
+            group.leave().unwrap();
+            (host, direct)
+        });
+        for (rank, (host, direct)) in found.iter().enumerate() {
+            assert_eq!(host.traffic, direct.traffic, "{what}: the host has f32, too");
+            assert_same(&host.losses, &direct.losses, what);
+            for (id, gradient) in host.gradients.iter() {
+                let other = direct.gradients.get(id).unwrap().to_f32().unwrap();
+                assert_same(
+                    &gradient.to_f32().unwrap(),
+                    &other,
+                    &format!("{what}, {id:?}, {rank}"),
+                );
+            }
+        }
+        // Keys, values and gates there, again if recomputed, and gradients back: no gate sums.
+        let keys: u64 =
+            found.iter().flat_map(|(_, direct)| &direct.traffic).map(|t| t.fetched / 4).sum();
+        let sent = memory.values.load(Ordering::Relaxed) as u64;
+        assert!(sent >= keys && sent > 0, "{what}: {sent} values of at least {keys}");
+    }
+}
+
+fn assert_same(a: &[f32], b: &[f32], what: &str) {
+    let differ = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    assert!(a.len() == b.len() && differ == 0, "{what}: {differ} of {} values differ", a.len());
 }
 
 /// An op can only say that it failed; the part knows of whom.

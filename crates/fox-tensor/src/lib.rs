@@ -60,6 +60,7 @@ pub use ops::*;
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
 pub use tape::{
-    BucketSink, CustomOp, ExtendedKeys, Gradients, LocalKeys, ParamId, PrecedingRows, Tape, Var,
+    BucketSink, CustomOp, ExtendedKeys, Gradients, LocalKeys, ParamId, PendingKeys, PrecedingRows,
+    Tape, Var,
 };
 pub use tensor::Tensor;

@@ -153,3 +153,43 @@ fn errors_name_the_op() {
     let error = Tape::inference(&device).custom(SquaredRelu, &[&elsewhere]).unwrap_err();
     assert!(error.to_string().starts_with("squared_relu: input is on naive"));
 }
+
+/// `y = 3 x`, whose backward pass needs neither.
+struct Triple;
+
+impl CustomOp for Triple {
+    fn name(&self) -> &'static str {
+        "triple"
+    }
+
+    fn reads_values(&self) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![zip(inputs[0], inputs[0], |x, _| 3.0 * x)?])
+    }
+
+    fn backward(
+        &self,
+        inputs: &[&Tensor],
+        outputs: &[&Tensor],
+        grads: &[&Tensor],
+    ) -> Result<Vec<Option<Tensor>>> {
+        assert!(inputs[0].is_absent() && outputs[0].is_absent());
+        assert_eq!((inputs[0].dims(), outputs[0].dims()), (&[2][..], &[2][..]));
+        Ok(vec![Some(zip(grads[0], grads[0], |d, _| 3.0 * d)?)])
+    }
+}
+
+#[test]
+fn unread_values_are_not_kept() {
+    let device = Device::naive();
+    let mut tape = Tape::recording(&device);
+    let x = tape.leaf(device.full([2], 2.0).unwrap());
+    let y = tape.custom(Triple, &[&x]).unwrap().remove(0);
+    assert_eq!(y.value().to_f32().unwrap(), [6.0, 6.0]);
+    let seed = device.full([2], 1.0).unwrap();
+    let found = tape.backward_from(&[(y, seed)], &[x], &mut Gradients::default()).unwrap();
+    assert_eq!(found[0].as_ref().unwrap().to_f32().unwrap(), [3.0, 3.0]);
+}

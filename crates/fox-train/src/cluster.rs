@@ -9,8 +9,9 @@
 //!                                                               window; of these pruning leaves a fraction
 //! gradients  G = 2 passes of 4 P / n bytes to each other rank   to the owner of each parameter, its new value back
 //! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
-//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl; 4 bytes each,
-//!                                                               whatever the device keeps; a window's keys at most
+//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl; gates have 4
+//!                                                               bytes, the others what the device keeps; a window's
+//!                                                               keys at most
 //!            blocks that are recomputed run forward, and fetch, twice: C is 4/3 of that above
 //! bytes      go over the link within a node and over the network between nodes at once, each per device and direction:
 //!            the slower one counts
@@ -177,8 +178,8 @@ impl ClusterPlan {
             let forgets = mixer.forgetting().is_some_and(|mixer| mixer.gate.forgets());
             let gates = if forgets { heads as f64 } else { 0.0 };
             let earlier = unforgotten.min(window(mixer));
-            fetched += earlier * (keys + gates) * F32;
-            held += earlier * (keys * width + gates * F32);
+            let bytes = earlier * (keys * width + gates * F32);
+            (fetched, held) = (fetched + bytes, held + bytes);
         }
         let passes = if recipe.training.recompute { 2.0 } else { 1.0 };
         let key_bytes = rows as f64 * (passes + 1.0) * fetched;
@@ -356,8 +357,10 @@ mod tests {
         let bytes = 2.0 * 4.0 * parameters as f64 * 7.0 / 8.0;
         assert!((eight.gradient_bytes / bytes - 1.0).abs() < 1e-12);
         assert!((eight.gradients / (bytes / 450e9) - 1.0).abs() < 1e-12);
-        // Only the optimizer's state is divided: 8 bytes of 7 / 8 of the parameters.
-        let saved = one.memory - eight.memory;
+        // Of the memory for one sequence, only the optimizer's state is divided: 8 bytes of 7 / 8 of the parameters.
+        let (single, _) = self::recipe(&["training.batch=1"]);
+        let single = ClusterPlan::new(&single, &config, &cluster(1, 1)).unwrap();
+        let saved = single.memory - eight.memory;
         assert!((saved / (parameters as f64 * 7.0) - 1.0).abs() < 0.02, "{saved}");
         // Over two nodes, half of the peers are behind the slower network.
         let apart = ClusterPlan::new(&recipe, &config, &cluster(4, 2)).unwrap();
@@ -372,10 +375,10 @@ mod tests {
         assert_eq!(contexts, [4, 8], "a batch of 2 for at most 2 ranks");
         let (four, eight) = (plans[0], plans[1]);
         assert!(eight.memory < four.memory && eight.key_bytes > four.key_bytes);
-        // Keys and values of 24 layers of width 1536, gates of 24 heads, and gradients of all, in f32, for 7/8 of the
-        // tokens of both rows.
+        // Keys and values of 24 layers of width 1536 in bf16, gates of 24 heads in f32, and gradients of all, for 7/8 of
+        // the tokens of both rows.
         let tokens = 24.0 * 2.0 * 131_072.0 * 7.0 / 8.0;
-        let bytes = tokens * (2.0 * 1536.0 + 24.0) * 2.0 * 4.0;
+        let bytes = tokens * (2.0 * 1536.0 * 2.0 + 24.0 * 4.0) * 2.0;
         assert!((eight.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", eight.key_bytes);
         let forgetful = Cluster { fetched: 0.1, ..cluster(8, 1) };
         let less = ClusterPlan::all(&recipe, &config, &forgetful).unwrap()[1];
@@ -391,8 +394,8 @@ mod tests {
         let plan = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap().pop().unwrap();
         assert_eq!(plan.context, 8);
         // Twelve layers see all of both rows and have gates, twelve see 512 tokens and have none.
-        let (all, near) = (131_072.0 * 7.0 / 8.0 * (2.0 * 1536.0 + 24.0), 512.0 * 2.0 * 1536.0);
-        let bytes = 2.0 * 12.0 * (all + near) * 2.0 * 4.0;
+        let all = 131_072.0 * 7.0 / 8.0 * (2.0 * 1536.0 * 2.0 + 24.0 * 4.0);
+        let bytes = 2.0 * 12.0 * (all + 512.0 * 2.0 * 1536.0 * 2.0) * 2.0;
         assert!((plan.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", plan.key_bytes);
         let share = |window: f64| last_pairs(1024.0, 4.0, window);
         assert_eq!((share(f64::INFINITY), share(1024.0)), (7.0 / 16.0, 7.0 / 16.0));
@@ -409,6 +412,33 @@ mod tests {
         let plans = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap();
         assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);
         assert!(ClusterPlan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());
+    }
+
+    /// Gradients of earlier micro-batches are there while the activations of the next one are.
+    #[test]
+    fn accumulated_gradients_add_to_activations() {
+        let memory = |set: &[&str]| {
+            let (recipe, config) = recipe(set);
+            ClusterPlan::new(&recipe, &config, &cluster(8, 1)).unwrap().memory
+        };
+        let (_, config) = recipe(&[]);
+        let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+        let gradients = 4.0 * parameters as f64;
+        // One sequence of activations is more than the gradients.
+        let one = memory(&["training.batch=8", "training.micro_batch=1"]);
+        for shard in ["optimizer", "weights"] {
+            let shard = format!("parallel.shard=\"{shard}\"");
+            let plan = |batch, more| {
+                let micro = "training.micro_batch=1";
+                memory(&[batch, micro, shard.as_str(), more])
+            };
+            let single = plan("training.batch=8", "training.reduction=\"running\"");
+            let two = plan("training.batch=16", "training.reduction=\"running\"");
+            assert!(((two - single) / gradients - 1.0).abs() < 1e-9, "{shard}: {single} {two}");
+            let tree = plan("training.batch=32", "training.reduction=\"tree\"");
+            assert!(((tree - single) / gradients - 2.0).abs() < 1e-9, "{shard}: {single} {tree}");
+            assert!(single <= one);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use fox_dist::owners;
 use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
 use fox_tensor::{DType, Device};
 
-use crate::recipe::{Recipe, Shard};
+use crate::recipe::{Recipe, Reduction, Shard};
 use crate::sharded_weights::{is_sharded, window};
 use crate::{Error, Result};
 
@@ -81,19 +81,46 @@ pub(crate) fn step_bytes(
     if recipe.parallel.shard == Shard::Weights && ranks > 1 {
         return Ok(sharded_bytes(recipe, config, ranks, narrow, &estimate, state));
     }
-    let (kept, recomputed) = match narrow {
-        true => (estimate.train_bf16, estimate.train_bf16_recomputed),
-        false => (estimate.train(), estimate.train_recomputed()),
-    };
     // Every process keeps the optimizer's state of the parameters it owns.
     let specs = config.param_specs();
     let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
-    let mut shares = vec![0.0; ranks];
+    let mut states = vec![0.0; ranks];
     for (spec, owner) in specs.iter().zip(owners(&sizes, ranks)).filter(|(s, _)| s.trainable) {
-        shares[owner] += state(spec) * spec.count() as f64;
+        states[owner] += state(spec) * spec.count() as f64;
     }
-    let elsewhere = estimate.optimizer - shares.into_iter().fold(0.0, f64::max);
-    Ok((kept - elsewhere, recomputed - elsewhere))
+    let kept = estimate.weights + states.into_iter().fold(0.0, f64::max);
+    let (activations, again) = activations(config, &estimate, narrow);
+    let pass = |activations| kept + pass_bytes(recipe, ranks, activations, estimate.gradients);
+    Ok((pass(activations), pass(again)))
+}
+
+/// Bytes of activations with the gradient of the output projection, at the start of a backward pass: with all activations
+/// kept, and with blocks recomputed.
+fn activations(config: &ModelConfig, estimate: &MemoryEstimate, narrow: bool) -> (f64, f64) {
+    match narrow {
+        true => (estimate.activations_bf16, estimate.activations_bf16_recomputed),
+        false => {
+            let head = F32 * (config.vocab_size * config.hidden_size) as f64;
+            (estimate.activations + head, estimate.activations_recomputed + head)
+        }
+    }
+}
+
+/// Micro-batches of a step at one process.
+fn micro_batches(recipe: &Recipe, ranks: usize) -> usize {
+    (recipe.training.batch * recipe.parallel.context / ranks).div_ceil(rows(recipe, ranks).max(1))
+}
+
+/// Bytes of activations and gradients where they are most, in the backward pass of the last micro-batch: its gradients
+/// appear as its activations go, beside the sums of those before it.
+fn pass_bytes(recipe: &Recipe, ranks: usize, activations: f64, gradients: f64) -> f64 {
+    let parts = micro_batches(recipe, ranks);
+    match recipe.training.reduction {
+        _ if parts <= 1 => activations.max(gradients),
+        // Added to in place.
+        Reduction::Running => activations + gradients,
+        Reduction::Tree => f64::from(parts.ilog2()) * gradients + activations.max(gradients),
+    }
 }
 
 /// The same where weights and gradients are sharded too, see [`crate::recipe::Shard`]:
@@ -103,7 +130,7 @@ pub(crate) fn step_bytes(
 /// + gathered weights: the batches in use, before it and, on a GPU, after it
 /// + the larger of activations with the output projection and its gradient, at the start of the backward pass,
 ///   and owned gradients with one bucket, at its end
-///   (with several micro-batches in a step all gradients, and activations on top)
+///   (with several micro-batches in a step as with replicated weights)
 /// ```
 fn sharded_bytes(
     recipe: &Recipe,
@@ -135,20 +162,14 @@ fn sharded_bytes(
     // Over the host, weights are in flight outside of the device.
     let gathered = if narrow { 3.0 * elsewhere } else { elsewhere };
     let table = F32 * (config.vocab_size * config.hidden_size) as f64;
-    let (activations, again) = match narrow {
-        // The gradient of the output projection is counted there.
-        true => (estimate.activations_bf16, estimate.activations_bf16_recomputed),
-        false => (estimate.activations + table, estimate.activations_recomputed + table),
-    };
-    let parts =
-        (recipe.training.batch * recipe.parallel.context / ranks).div_ceil(rows(recipe, ranks));
+    let (activations, again) = activations(config, estimate, narrow);
     let step = |activations: f64| {
         let forward = activations + table;
         let of_rank = |(kept, own): (&f64, &f64)| {
             kept + gathered
-                + match parts {
+                + match micro_batches(recipe, ranks) {
                     0 | 1 => forward.max(own + bucket(recipe, window)),
-                    _ => forward + estimate.gradients,
+                    _ => pass_bytes(recipe, ranks, forward, estimate.gradients),
                 }
         };
         kept.iter().zip(&gradients).map(of_rank).fold(0.0, f64::max)
@@ -184,7 +205,7 @@ mod tests {
             let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
             (step_bytes(&recipe, &config, ranks, false).unwrap(), parameters as f64)
         };
-        let ((one, _), parameters) = bytes(&["training.batch=8", "training.micro_batch=2"], 1);
+        let ((one, _), parameters) = bytes(&["training.batch=2"], 1);
         let ((four, again), _) = bytes(&["training.batch=8"], 4);
         // As many sequences at once, but a quarter of two values for each parameter.
         assert!(((one - four) / (8.0 * 0.75 * parameters) - 1.0).abs() < 0.05, "{one} {four}");

@@ -11,7 +11,7 @@ use crate::checkpoint::RunState;
 use crate::masking::Masking;
 use crate::optimizer::{StepReport, Updater};
 use crate::overlapped_reduce::OverlappedReduce;
-use crate::recipe::{Reduction, TrainingRecipe};
+use crate::recipe::{Exchange, Reduction, TrainingRecipe};
 use crate::schedule::Schedule;
 use crate::step::{BatchLoss, RankShard, ShardLoss, add_traffic, gradient_with};
 use crate::{Recipe, Result};
@@ -63,6 +63,10 @@ impl Stepper {
         }
         let group = updater.group();
         let context = Context::new(group, recipe.parallel.context)?;
+        let context = match recipe.parallel.keys {
+            Exchange::Device => context,
+            Exchange::Host => context.through_host(),
+        };
         let own = recipe.training.batch / (group.size() / context.size());
         let rows = context.number() * own..(context.number() + 1) * own;
         let context = Some(context).filter(|context| context.size() > 1);

@@ -239,13 +239,20 @@ fn peak_memory_is_as_planned() {
     ];
     let mut peaks = Vec::new();
     for (shard, more) in [
+        ("optimizer", &[][..]),
+        ("optimizer, recomputed", &["training.recompute=true"][..]),
+        ("optimizer, accumulated", &["training.micro_batch=1"][..]),
+        (
+            "optimizer, accumulated as a tree",
+            &["training.micro_batch=1", "training.reduction=\"tree\""][..],
+        ),
         ("weights", &[WEIGHTS][..]),
         ("weights, recomputed", &[WEIGHTS, "training.recompute=true"][..]),
         ("weights, accumulated", &[WEIGHTS, "training.micro_batch=1"][..]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let recipe = load("tiny-fox-pro", &[&set[..], more].concat());
-        let ranks = if shard == "weights, accumulated" { 2 } else { 4 };
+        let ranks = if shard.contains("accumulated") { 2 } else { 4 };
         let measured = unwrap(train(&recipe, ranks, &dir.path().join("run"), None));
         let config = recipe.model_config(RunData::open(&recipe).unwrap().train.vocab_size());
         let cluster = Cluster {

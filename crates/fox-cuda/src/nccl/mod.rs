@@ -1,4 +1,5 @@
-//! Reduction and broadcast of tensors between GPUs of several processes, over NCCL send/recv on a separate CUDA stream.
+//! Reduction, broadcast, send and receive of tensors between GPUs of several processes, over NCCL send/recv on a separate
+//! CUDA stream.
 //!
 //! NCCL only copies: every rank sends a tensor to its owner, which adds the copies in rank order. So the bits do not
 //! depend on NCCL's algorithms nor, with tree-reduced gradients, on the number of ranks. Each rank sends and receives as
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result;
-use fox_tensor::{OwnedTensor, PeerOps, RankInfo};
+use fox_tensor::{OwnedTensor, PeerOps, RankInfo, Tensor};
 
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
@@ -128,6 +129,31 @@ impl Cuda {
     }
 }
 
+impl Cuda {
+    fn exchange_with_peers(
+        &self,
+        sent: &[(usize, &Tensor)],
+        received: &mut [(usize, &mut Tensor)],
+    ) -> Result<()> {
+        let peers = self.peers()?;
+        let mut moves = Vec::with_capacity(sent.len() + received.len());
+        for &(to, tensor) in sent {
+            let address = memory(tensor)?.data.address();
+            moves.push(Move::Send { to, address, bytes: tensor.len() * tensor.dtype().size() });
+            peers.keep(tensor);
+        }
+        for (from, tensor) in received.iter_mut() {
+            let bytes = tensor.len() * tensor.dtype().size();
+            let address = self.unshared(tensor)?.write().address();
+            moves.push(Move::Receive { from: *from, address, bytes });
+            peers.keep(tensor);
+        }
+        peers.follow_ops()?;
+        // SAFETY: the ranges are those of the tensors, which `keep` holds.
+        self.timed_on(peers.stream, "rows", || unsafe { peers.run(&moves) })
+    }
+}
+
 impl PeerOps for Cuda {
     fn peer_identity(&self) -> fox_tensor::Result<Vec<u8>> {
         let uuid = result::device::get_uuid(self.gpu.device())
@@ -154,6 +180,17 @@ impl PeerOps for Cuda {
     fn begin_broadcast(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
         fox_tensor::check_collective(self, self.peers()?.place.size, tensors)?;
         Ok(self.share_with_peers(tensors)?)
+    }
+
+    fn begin_exchange(
+        &self,
+        sent: &[(usize, &Tensor)],
+        received: &mut [(usize, &mut Tensor)],
+    ) -> fox_tensor::Result<()> {
+        let from = received.iter().map(|(from, tensor)| (*from, &**tensor));
+        let all = sent.iter().copied().chain(from);
+        fox_tensor::check_exchange(self, self.peers()?.place, all)?;
+        Ok(self.exchange_with_peers(sent, received)?)
     }
 
     fn finish_collectives(&self) -> fox_tensor::Result<()> {

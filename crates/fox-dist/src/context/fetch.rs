@@ -1,9 +1,16 @@
-//! Exchange of keys, values and gates. Rows of single heads are packed on the device, so that only what is sent
-//! passes through the host.
+//! Transfer of keys, values and gates to the ranks that need them, and of their gradients back. Rows of single heads are
+//! packed on the device.
+//!
+//! Two ops of the tape: [`SendKeys`] starts the transfer and [`PlaceKeys`] puts what has arrived in front of the own keys.
+//! In the backward pass, [`PlaceKeys`] starts the way back of the gradients and [`SendKeys`] adds them. What the tape
+//! records between both runs beside the transfers.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_tensor::{CustomOp, DType, Error, LocalKeys, Result, Tensor};
 
 use super::key_plan::KeyRange;
+use super::transfer::{Expected, Parcel, Transfer, arranged};
 use super::{SequenceShard, Traffic};
 
 pub(super) const OP: &str = "earlier_keys";
@@ -11,9 +18,8 @@ pub(super) const OP: &str = "earlier_keys";
 /// Keys are the first tensor, values the second, gates the third.
 const GATES: usize = 2;
 
-/// Keys and values `[R, H_kv * d]` and, where there are any, gates `[R, H]` in; the same with the earlier ones that
-/// `key_ranges` says in front of every chunk out.
-pub(super) struct Fetch {
+/// The keys of a layer that travel.
+pub(super) struct KeyTransfer {
     part: SequenceShard,
     /// Of all ranks.
     key_ranges: Vec<Vec<KeyRange>>,
@@ -22,6 +28,9 @@ pub(super) struct Fetch {
     head_dim: usize,
     /// Of queries, each of which has a gate.
     heads: usize,
+    /// Of keys and values, and of their gradients on the way back.
+    key_type: DType,
+    under_way: Mutex<Option<Transfer>>,
 }
 
 /// Successive rows of a head that travel. Rows are counted at their home and among the keys of the rank that needs them.
@@ -37,7 +46,7 @@ struct HeadRows {
 /// The heads of every tensor, one matrix each.
 type Heads = Vec<Vec<Tensor>>;
 
-impl Fetch {
+impl KeyTransfer {
     pub(super) fn new(
         part: &SequenceShard,
         key_ranges: Vec<Vec<KeyRange>>,
@@ -45,20 +54,25 @@ impl Fetch {
     ) -> Self {
         let (part, gated, spec) = (part.clone(), own.log_gates.is_some(), own.spec);
         let (kv_heads, head_dim, heads) = (spec.kv_heads, spec.head_dim, spec.heads);
-        Fetch { part, key_ranges, gated, kv_heads, head_dim, heads }
+        let (key_type, under_way) = (own.k.value().dtype(), Mutex::default());
+        KeyTransfer { part, key_ranges, gated, kv_heads, head_dim, heads, key_type, under_way }
     }
 
     pub(super) fn traffic(&self) -> Traffic {
-        let values = |head_rows: Vec<HeadRows>| -> usize {
-            head_rows.iter().map(|head_rows| head_rows.rows * self.width(head_rows.tensor)).sum()
+        // Of a key or value, and of a gate. The host has f32.
+        let key = if self.part.0.context.on_devices() { self.key_type } else { DType::F32 };
+        let sizes = [key, DType::F32].map(DType::size);
+        let bytes = |head_rows: &HeadRows| {
+            let size = sizes[usize::from(head_rows.tensor == GATES)];
+            head_rows.rows * self.width(head_rows.tensor) * size
         };
-        let fetched: usize =
-            (0..self.index()).map(|from| values(self.head_rows(from, self.index()))).sum();
+        let fetched = (0..self.index()).flat_map(|from| self.head_rows(from, self.index()));
+        let fetched: usize = fetched.map(|head_rows| bytes(&head_rows)).sum();
         let before: usize =
             self.key_ranges[self.index()].iter().map(|range| range.chunk.position).sum();
-        let each = 2 * self.kv_heads * self.head_dim + if self.gated { self.heads } else { 0 };
-        let bytes = |values: usize| (values * size_of::<f32>()) as u64;
-        Traffic { fetched: bytes(fetched), full: bytes(before * each) }
+        let gates = if self.gated { self.heads * sizes[1] } else { 0 };
+        let each = 2 * self.kv_heads * self.head_dim * sizes[0] + gates;
+        Traffic { fetched: fetched as u64, full: (before * each) as u64 }
     }
 
     fn index(&self) -> usize {
@@ -132,52 +146,77 @@ impl Fetch {
         heads.into_iter().map(join).collect()
     }
 
-    /// The values that travel to another rank.
+    /// In which the rows of a tensor travel.
+    fn type_of(&self, tensor: usize) -> DType {
+        if tensor == GATES { DType::F32 } else { self.key_type }
+    }
+
+    fn expected(&self, from: usize, head_rows: &[HeadRows]) -> Expected {
+        let layout = |head_rows: &[HeadRows]| {
+            let tensor = head_rows[0].tensor;
+            ([rows(head_rows), self.width(tensor)].into(), self.type_of(tensor))
+        };
+        (from, by_width(head_rows).map(layout).collect())
+    }
+
+    /// Rows of heads as one matrix for each width, of the type of a tensor.
     fn pack(
         &self,
         head_rows: &[HeadRows],
         heads: &Heads,
         row: impl Fn(&HeadRows) -> usize,
-    ) -> Result<Vec<f32>> {
-        let mut message = Vec::new();
-        for head_rows in by_width(head_rows) {
-            let x = &heads[head_rows[0].tensor][0];
-            let mut packed = x.device().uninit([rows(head_rows), x.cols()], x.dtype())?;
+        type_of: impl Fn(usize) -> DType,
+    ) -> Result<Vec<Tensor>> {
+        let pack = |head_rows: &[HeadRows]| {
+            let tensor = head_rows[0].tensor;
+            let device = heads[tensor][0].device();
+            let mut packed =
+                device.uninit([rows(head_rows), self.width(tensor)], type_of(tensor))?;
             let mut at = 0;
             for head_row in head_rows {
                 let x = &heads[head_row.tensor][head_row.head];
-                x.device().backend().copy_rows(x, row(head_row), &mut packed, at, head_row.rows)?;
+                device.backend().copy_rows(x, row(head_row), &mut packed, at, head_row.rows)?;
                 at += head_row.rows;
             }
-            message.extend(packed.to_f32()?);
-        }
-        Ok(message)
+            Ok(packed)
+        };
+        by_width(head_rows).map(pack).collect()
     }
 
-    /// Hands over the rows of a message, on the device of `like`: the rows of a head, and a matrix that has them from a row on.
+    /// The inverse of [`KeyTransfer::pack`].
     fn unpack(
         &self,
         head_rows: &[HeadRows],
-        mut message: &[f32],
-        like: &Tensor,
-        mut put: impl FnMut(&HeadRows, &Tensor, usize) -> Result<()>,
+        packed: &[Tensor],
+        heads: &mut Heads,
+        row: impl Fn(&HeadRows) -> usize,
     ) -> Result<()> {
-        for head_rows in by_width(head_rows) {
-            let (rows, width) = (rows(head_rows), self.width(head_rows[0].tensor));
-            let Some((values, rest)) = message.split_at_checked(rows * width) else {
-                let detail =
-                    format!("{} values received, {rows} x {width} are missing", message.len());
-                return Err(Error::argument(OP, detail));
-            };
-            message = rest;
-            let received = like.device().from_f32(values, [rows, width])?;
+        for (head_rows, packed) in by_width(head_rows).zip(packed) {
             let mut at = 0;
             for head_row in head_rows {
-                put(head_row, &received, at)?;
+                let x = &mut heads[head_row.tensor][head_row.head];
+                packed.device().backend().copy_rows(packed, at, x, row(head_row), head_row.rows)?;
                 at += head_row.rows;
             }
         }
         Ok(())
+    }
+
+    fn begin(&self, like: &Tensor, sent: Vec<Parcel>, expected: Vec<Expected>) -> Result<()> {
+        let transfer = self.part.begin(like.device(), sent, expected)?;
+        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(transfer);
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<Vec<Vec<Tensor>>> {
+        let transfer = self.under_way.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let missing = || Error::argument(OP, "no keys are under way");
+        self.part.finish(transfer.ok_or_else(missing)?)
+    }
+
+    /// Indices of the ranks after this one.
+    fn later(&self) -> std::ops::Range<usize> {
+        self.index() + 1..self.part.0.context.size()
     }
 }
 
@@ -190,46 +229,30 @@ fn rows(head_rows: &[HeadRows]) -> usize {
     head_rows.iter().map(|head_row| head_row.rows).sum()
 }
 
-impl CustomOp for Fetch {
+/// Keys and values `[R, H_kv * d]` and, where there are any, gates `[R, H]` in, and out as they are; their rows go to later
+/// ranks.
+pub(super) struct SendKeys(pub Arc<KeyTransfer>);
+
+impl CustomOp for SendKeys {
     fn name(&self) -> &'static str {
         OP
     }
 
+    fn reads_values(&self) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        let (index, context) = (self.index(), &self.part.0.context);
-        let own = self.split(inputs)?;
-        let message = |to| self.pack(&self.head_rows(index, to), &own, |head_rows| head_rows.home);
-        let messages: Vec<_> = (index + 1..context.size()).map(message).collect::<Result<_>>()?;
-        let received = context.step(|ranks| {
-            for (to, message) in (index + 1..).zip(&messages) {
-                ranks.send(to, message);
-            }
-            (0..index).map(|from| ranks.receive::<f32>(from)).collect::<crate::Result<Vec<_>>>()
-        });
-        let received = self.part.record_failure(received)?;
-        if self.is_whole() {
-            return Ok(inputs.iter().map(|&x| x.clone()).collect());
-        }
-        let backend = inputs[0].device().backend();
-        // Zeros where a head needs fewer keys than another.
-        let mut all = like(&own, |x| x.device().zeros([self.key_rows(), x.cols()], x.dtype()))?;
-        for (all, own) in all.iter_mut().flatten().zip(own.iter().flatten()) {
-            for [here, among_keys, len] in self.own_rows() {
-                backend.copy_rows(own, here, all, among_keys, len)?;
-            }
-        }
-        for (from, message) in received.iter().enumerate() {
-            self.unpack(
-                &self.head_rows(from, index),
-                message,
-                inputs[0],
-                |head_row, received, at| {
-                    let all = &mut all[head_row.tensor][head_row.head];
-                    backend.copy_rows(received, at, all, head_row.away, head_row.rows)
-                },
-            )?;
-        }
-        self.join(all)
+        let (keys, index) = (&*self.0, self.0.index());
+        let own = if keys.later().is_empty() { Vec::new() } else { keys.split(inputs)? };
+        let parcel = |to: usize| {
+            let head_rows = keys.head_rows(index, to);
+            Ok((to, keys.pack(&head_rows, &own, |rows| rows.home, |x| keys.type_of(x))?))
+        };
+        let sent = keys.later().map(parcel).collect::<Result<_>>()?;
+        let expected = (0..index).map(|from| keys.expected(from, &keys.head_rows(from, index)));
+        keys.begin(inputs[0], sent, expected.collect())?;
+        Ok(inputs.iter().map(|&x| x.clone()).collect())
     }
 
     fn backward(
@@ -238,41 +261,77 @@ impl CustomOp for Fetch {
         _: &[&Tensor],
         grads: &[&Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
-        let (index, context) = (self.index(), &self.part.0.context);
-        let all = self.split(grads)?;
-        let message = |to| self.pack(&self.head_rows(to, index), &all, |head_rows| head_rows.away);
-        let messages: Vec<_> = (0..index).map(message).collect::<Result<_>>()?;
-        let received = context.step(|ranks| {
-            for (to, message) in messages.iter().enumerate() {
-                ranks.send(to, message);
-            }
-            let later = index + 1..context.size();
-            later.map(|from| ranks.receive::<f32>(from)).collect::<crate::Result<Vec<_>>>()
-        });
-        let received = self.part.record_failure(received)?;
+        let keys = &*self.0;
+        let received = keys.finish()?;
+        if received.iter().all(Vec::is_empty) {
+            return Ok(grads.iter().map(|&x| Some(x.clone())).collect());
+        }
         let backend = inputs[0].device().backend();
         // In f32, in which gradients of several ranks are added.
-        let mut own = like(&all, |x| x.device().zeros([inputs[0].rows(), x.cols()], DType::F32))?;
-        for (own, all) in own.iter_mut().flatten().zip(all.iter().flatten()) {
-            for [here, among_keys, len] in self.own_rows() {
-                backend.copy_rows(all, among_keys, own, here, len)?;
-            }
-        }
+        let wide = |x: &&Tensor| arranged(x, x.rows(), DType::F32, [[0, 0, x.rows()]]);
+        let own = grads.iter().map(wide).collect::<Result<Vec<_>>>()?;
+        let mut own = keys.split(&own.iter().collect::<Vec<_>>())?;
         // In the order of the ranks, not of arrival.
-        for (from, message) in (index + 1..).zip(&received) {
-            self.unpack(
-                &self.head_rows(index, from),
-                message,
-                inputs[0],
-                |head_row, received, at| {
-                    let own = &mut own[head_row.tensor][head_row.head];
-                    let sum = own.slice_rows(head_row.home, head_row.rows)?;
-                    let sum = backend.add(sum, &received.slice_rows(at, head_row.rows)?)?;
-                    backend.copy_rows(&sum, 0, own, head_row.home, head_row.rows)
-                },
-            )?;
+        for (from, received) in keys.later().zip(received) {
+            let head_rows = keys.head_rows(keys.index(), from);
+            let sums = keys.pack(&head_rows, &own, |rows| rows.home, |_| DType::F32)?;
+            let sums = sums.into_iter().zip(&received).map(|(sum, x)| backend.add(sum, x));
+            let sums = sums.collect::<Result<Vec<_>>>()?;
+            keys.unpack(&head_rows, &sums, &mut own, |rows| rows.home)?;
         }
-        Ok(self.join(own)?.into_iter().map(Some).collect())
+        Ok(keys.join(own)?.into_iter().map(Some).collect())
+    }
+}
+
+/// What [`SendKeys`] has returned in; the same with the earlier rows that `key_ranges` says in front of every chunk out.
+pub(super) struct PlaceKeys(pub Arc<KeyTransfer>);
+
+impl CustomOp for PlaceKeys {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn reads_values(&self) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let (keys, index) = (&*self.0, self.0.index());
+        if keys.is_whole() {
+            keys.finish()?;
+            return Ok(inputs.iter().map(|&x| x.clone()).collect());
+        }
+        // Zeros where a head needs fewer keys than another.
+        let own = |x: &Tensor| arranged(x, keys.key_rows(), x.dtype(), keys.own_rows());
+        let mut all = like(&keys.split(inputs)?, own)?;
+        for (from, received) in keys.finish()?.iter().enumerate() {
+            let head_rows = keys.head_rows(from, index);
+            keys.unpack(&head_rows, received, &mut all, |rows| rows.away)?;
+        }
+        keys.join(all)
+    }
+
+    fn backward(
+        &self,
+        inputs: &[&Tensor],
+        _: &[&Tensor],
+        grads: &[&Tensor],
+    ) -> Result<Vec<Option<Tensor>>> {
+        let (keys, index) = (&*self.0, self.0.index());
+        let all = if index == 0 { Vec::new() } else { keys.split(grads)? };
+        let parcel = |to: usize| {
+            let head_rows = keys.head_rows(to, index);
+            Ok((to, keys.pack(&head_rows, &all, |rows| rows.away, |x| keys.type_of(x))?))
+        };
+        let sent = (0..index).map(parcel).collect::<Result<_>>()?;
+        let expected = |from| keys.expected(from, &keys.head_rows(index, from));
+        keys.begin(inputs[0], sent, keys.later().map(expected).collect())?;
+        if keys.is_whole() {
+            return Ok(grads.iter().map(|&x| Some(x.clone())).collect());
+        }
+        let rows = inputs[0].rows();
+        let home = || keys.own_rows().map(|[here, among_keys, len]| [among_keys, here, len]);
+        grads.iter().map(|x| arranged(x, rows, x.dtype(), home()).map(Some)).collect()
     }
 }
 

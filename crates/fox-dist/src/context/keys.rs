@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    Acp, AttentionSpec, ExtendedKeys, FullSequence, LocalKeys, Result, Segment, Segments, Tape, Var,
+    Acp, AttentionSpec, ExtendedKeys, FullSequence, LocalKeys, PendingKeys, Result, Segment,
+    Segments, Tape, Var,
 };
 
 use super::SequenceShard;
-use super::fetch::{Fetch, OP};
+use super::fetch::{KeyTransfer, OP, PlaceKeys, SendKeys};
 use super::gate_sums::{Bounds, share_gate_sums};
 use super::key_plan::{AttentionReach, KeyRange, key_ranges};
 
@@ -18,12 +19,12 @@ const VANISHED: f64 = -104.0;
 /// Bounds from norm weights are those of exact arithmetic; rounding to bf16 adds at most `2^-7`.
 const ROUNDING: f64 = 1.01;
 
-/// See [`PrecedingRows::prepend_keys`](fox_tensor::PrecedingRows::prepend_keys).
-pub(super) fn prepend_keys(
+/// See [`PrecedingRows::begin_keys`](fox_tensor::PrecedingRows::begin_keys).
+pub(super) fn begin_keys(
     part: &SequenceShard,
     tape: &mut Tape<'_>,
     own: &LocalKeys<'_>,
-) -> Result<ExtendedKeys> {
+) -> Result<PendingKeys> {
     let inner = &*part.0;
     let (split, context, spec) = (&inner.split, &inner.context, own.spec);
     let gates = own.log_gates.map(|gates| gates.value().to_f32()).transpose()?;
@@ -70,13 +71,17 @@ pub(super) fn prepend_keys(
             }
         },
     };
-    let fetch = Fetch::new(part, key_ranges, own);
-    part.note_traffic(fetch.traffic());
+    let keys = Arc::new(KeyTransfer::new(part, key_ranges, own));
+    part.note_traffic(keys.traffic());
     let inputs: Vec<&Var> = [own.k, own.v].into_iter().chain(own.log_gates).collect();
-    let mut outputs = tape.custom(fetch, &inputs)?.into_iter();
+    let sent = tape.custom(SendKeys(keys.clone()), &inputs)?;
     let spec = AttentionSpec { segments, full_sequence: Some(Arc::new(full)), ..spec.clone() };
-    match (outputs.next(), outputs.next(), outputs.next()) {
-        (Some(k), Some(v), log_gates) => Ok(ExtendedKeys { k, v, log_gates, spec }),
-        _ => Err(fox_tensor::Error::Argument { op: OP, detail: "the op gave no keys".into() }),
-    }
+    Ok(Box::new(move |tape| {
+        let sent: Vec<&Var> = sent.iter().collect();
+        let mut outputs = tape.custom(PlaceKeys(keys), &sent)?.into_iter();
+        match (outputs.next(), outputs.next(), outputs.next()) {
+            (Some(k), Some(v), log_gates) => Ok(ExtendedKeys { k, v, log_gates, spec }),
+            _ => Err(fox_tensor::Error::argument(OP, "the op gave no keys")),
+        }
+    }))
 }

@@ -1,29 +1,25 @@
 //! The rows before the first one of a rank, for ops that look back a fixed number of rows.
 
-use fox_tensor::{CustomOp, DType, Result, Tape, Tensor, Var};
+use fox_tensor::{CustomOp, DType, Result, Tensor};
 
 use super::SequenceShard;
+use super::transfer::arranged;
 use crate::Error;
 
-/// See [`PrecedingRows::preceding_row`](fox_tensor::PrecedingRows::preceding_row).
-pub(super) fn preceding_row(part: &SequenceShard, tape: &mut Tape<'_>, u: &Var) -> Result<Var> {
-    let mut rows = tape.custom(RowBefore(part.clone()), &[u])?;
-    rows.pop().ok_or_else(|| fox_tensor::Error::Argument {
-        op: "preceding_row",
-        detail: "the op gave no rows".into(),
-    })
-}
-
-/// The last rows of `u: [R, W]` to the next rank, those of the rank before as `[chunks, W]`.
-struct RowBefore(SequenceShard);
+/// The last rows of every `u: [R, W]` to the next rank, those of the rank before as `[chunks, W]`.
+pub(super) struct RowBefore(pub SequenceShard);
 
 impl CustomOp for RowBefore {
     fn name(&self) -> &'static str {
-        "preceding_row"
+        "preceding_rows"
+    }
+
+    fn reads_values(&self) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        Ok(vec![rows_before(&self.0, inputs[0], 1)?])
+        rows_before(&self.0, inputs, 1)
     }
 
     fn backward(
@@ -32,24 +28,33 @@ impl CustomOp for RowBefore {
         _: &[&Tensor],
         grads: &[&Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
-        let u = inputs[0];
-        let mut du = u.device().zeros(u.shape(), DType::F32)?;
-        let index = self.0.0.context.index();
-        let (grads, width) = (grads[0].to_f32()?, u.cols());
-        let home = self.0.0.split.continued(index).into_iter();
-        let home: Vec<f32> = home.flat_map(|i| grads[i * width..][..width].to_vec()).collect();
-        add_returned(&self.0, &home, &mut du, 1)?;
-        Ok(vec![Some(du)])
+        let continued = self.0.0.split.continued(self.0.0.context.index());
+        let home = |grad: &&Tensor| {
+            let rows = continued.iter().enumerate().map(|(n, &i)| [i, n, 1]);
+            arranged(grad, continued.len(), DType::F32, rows)
+        };
+        let home = match continued.is_empty() {
+            true => Vec::new(),
+            false => grads.iter().map(home).collect::<Result<_>>()?,
+        };
+        let zeros = |u: &&Tensor| u.device().zeros(u.shape(), DType::F32);
+        let mut du = inputs.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+        add_returned(&self.0, home, &mut du, 1)?;
+        Ok(du.into_iter().map(Some).collect())
     }
 }
 
-/// The `count` rows before the first one of every chunk, oldest first: `[chunks * count, W]` for `u: [R, W]`. Zeros
+/// The `count` rows before the first one of every chunk, oldest first: `[chunks * count, W]` for each `u: [R, W]`. Zeros
 /// before the start of a sequence.
-pub(super) fn rows_before(part: &SequenceShard, u: &Tensor, count: usize) -> Result<Tensor> {
-    let (split, context, width) = (&part.0.split, &part.0.context, u.cols());
-    let index = context.index();
-    let mut last = Vec::new();
-    for i in split.crossing(index) {
+pub(super) fn rows_before(
+    part: &SequenceShard,
+    u: &[&Tensor],
+    count: usize,
+) -> Result<Vec<Tensor>> {
+    let (split, index) = (&part.0.split, part.0.context.index());
+    let (crossing, continued) = (split.crossing(index), split.continued(index));
+    let mut last = Vec::with_capacity(crossing.len());
+    for (n, &i) in crossing.iter().enumerate() {
         let chunk = split.chunks(index)[i];
         if chunk.len < count && chunk.position > 0 {
             // The older rows are at a rank before this one.
@@ -60,46 +65,62 @@ pub(super) fn rows_before(part: &SequenceShard, u: &Tensor, count: usize) -> Res
             ))));
         }
         let known = chunk.len.min(count);
-        last.resize(last.len() + (count - known) * width, 0.0);
-        last.extend(u.slice_rows(chunk.row + chunk.len - known, known)?.to_f32()?);
+        last.push([chunk.row + chunk.len - known, (n + 1) * count - known, known]);
     }
-    let received = part.record_failure(context.step(|ranks| {
-        if index + 1 < context.size() {
-            ranks.send(index + 1, &last);
-        }
-        if index > 0 { ranks.receive::<f32>(index - 1) } else { Ok(Vec::new()) }
-    }))?;
-    let (chunks, size) = (split.chunks(index).len(), count * width);
-    let mut rows = vec![0.0; chunks * size];
-    for (i, row) in split.continued(index).into_iter().zip(received.chunks_exact(size)) {
-        rows[i * size..][..size].copy_from_slice(row);
+    let (mut sent, mut expected) = (Vec::new(), Vec::new());
+    if !last.is_empty() {
+        let rows = last.len() * count;
+        let last = |u: &&Tensor| arranged(u, rows, u.dtype(), last.iter().copied());
+        sent.push((index + 1, u.iter().map(last).collect::<Result<_>>()?));
     }
-    u.device().from_f32(&rows, [chunks * count, width])?.to_activations()
+    if !continued.is_empty() {
+        let rows = continued.len() * count;
+        let layout = u.iter().map(|u| ([rows, u.cols()].into(), u.dtype()));
+        expected.push((index - 1, layout.collect()));
+    }
+    let transfer = part.begin(u[0].device(), sent, expected)?;
+    let received = part.finish(transfer)?.pop();
+    let rows = split.chunks(index).len() * count;
+    let Some(received) = received else {
+        return u.iter().map(|u| u.device().zeros([rows, u.cols()], u.dtype())).collect();
+    };
+    let placed = |x: &Tensor| {
+        let places = continued.iter().enumerate().map(|(n, &i)| [n * count, i * count, count]);
+        arranged(x, rows, x.dtype(), places)
+    };
+    received.iter().map(placed).collect()
 }
 
-/// Returns the gradients `home` of the rows that came from the rank before, `count` for every continued chunk, and adds
-/// those that come back to `du: [R, W]` in f32.
+/// Returns the gradients `home` of the rows that came from the rank before, `[continued * count, W]` in f32, and adds those
+/// that come back to every `du: [R, W]` in f32. Empty `home`: no rows came.
 pub(super) fn add_returned(
     part: &SequenceShard,
-    home: &[f32],
-    du: &mut Tensor,
+    home: Vec<Tensor>,
+    du: &mut [Tensor],
     count: usize,
 ) -> Result<()> {
-    let (split, context, width) = (&part.0.split, &part.0.context, du.cols());
-    let (index, device) = (context.index(), du.device().clone());
-    let received = part.record_failure(context.step(|ranks| {
-        if index > 0 {
-            ranks.send(index - 1, home);
+    let (split, index) = (&part.0.split, part.0.context.index());
+    let (crossing, device) = (split.crossing(index), du[0].device().clone());
+    let (mut sent, mut expected) = (Vec::new(), Vec::new());
+    if !home.is_empty() {
+        sent.push((index - 1, home));
+    }
+    if !crossing.is_empty() {
+        let rows = crossing.len() * count;
+        let layout = du.iter().map(|du| ([rows, du.cols()].into(), DType::F32));
+        expected.push((index + 1, layout.collect()));
+    }
+    let transfer = part.begin(&device, sent, expected)?;
+    let received = part.finish(transfer)?;
+    for (du, returned) in du.iter_mut().zip(received.iter().flatten()) {
+        for (n, &i) in crossing.iter().enumerate() {
+            let chunk = split.chunks(index)[i];
+            let known = chunk.len.min(count);
+            let first = chunk.row + chunk.len - known;
+            let returned = returned.slice_rows((n + 1) * count - known, known)?;
+            let sum = device.backend().add(du.slice_rows(first, known)?, &returned)?;
+            device.backend().copy_rows(&sum, 0, du, first, known)?;
         }
-        if index + 1 < context.size() { ranks.receive::<f32>(index + 1) } else { Ok(Vec::new()) }
-    }))?;
-    for (i, rows) in split.crossing(index).into_iter().zip(received.chunks_exact(count * width)) {
-        let chunk = split.chunks(index)[i];
-        let known = chunk.len.min(count);
-        let first = chunk.row + chunk.len - known;
-        let rows = device.from_f32(&rows[(count - known) * width..], [known, width])?;
-        let sum = device.backend().add(du.slice_rows(first, known)?, &rows)?;
-        device.backend().copy_rows(&sum, 0, du, first, known)?;
     }
     Ok(())
 }

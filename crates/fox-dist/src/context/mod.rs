@@ -10,6 +10,10 @@
 //!   (`gate_sums.rs`). From these all of them know, without asking, who needs which keys (`key_plan.rs`), and send them
 //!   (`fetch.rs`).
 //!
+//! Tensors travel from device to device, beside other work, where the group has connected the devices ([`Group::connect`]),
+//! and through the host otherwise (`transfer.rs`). Sums of gates at the ends of blocks always travel through the host: it
+//! needs them for the sizes of all other messages.
+//!
 //! Gradients return to the rank that the values came from, and are added there in the order of the ranks.
 //!
 //! The outputs have the bits of a single rank on the CPU: sums of gates and states are those of a single rank, blocks of
@@ -25,11 +29,12 @@ mod keys;
 mod last_rows;
 mod recurrence;
 mod split;
+mod transfer;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_tensor::{
-    ConvSpec, ExtendedKeys, LocalKeys, PrecedingRows, ScanSpec, ScanVars, Segments, Tape, Var,
+    ConvSpec, LocalKeys, PendingKeys, PrecedingRows, ScanSpec, ScanVars, Segments, Tape, Var,
 };
 
 pub use split::SequenceSplit;
@@ -44,6 +49,7 @@ pub struct Context {
     group: Arc<Group>,
     first: usize,
     size: usize,
+    through_host: bool,
 }
 
 impl Context {
@@ -59,7 +65,17 @@ impl Context {
             )));
         }
         let first = group.rank() / size * size;
-        Ok(Context { group: group.clone(), first, size })
+        Ok(Context { group: group.clone(), first, size, through_host: false })
+    }
+
+    /// The same context, whose tensors pass through the host even where devices are connected.
+    #[must_use]
+    pub fn through_host(self) -> Context {
+        Context { through_host: true, ..self }
+    }
+
+    fn on_devices(&self) -> bool {
+        self.group.is_connected() && !self.through_host
     }
 
     /// Ranks that share a sequence.
@@ -178,16 +194,16 @@ impl SequenceShard {
 }
 
 impl PrecedingRows for SequenceShard {
-    fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
-        last_rows::preceding_row(self, tape, u)
+    fn preceding_rows(&self, tape: &mut Tape<'_>, u: &[&Var]) -> fox_tensor::Result<Vec<Var>> {
+        tape.custom(last_rows::RowBefore(self.clone()), u)
     }
 
-    fn prepend_keys(
+    fn begin_keys(
         &self,
         tape: &mut Tape<'_>,
         own: &LocalKeys<'_>,
-    ) -> fox_tensor::Result<ExtendedKeys> {
-        keys::prepend_keys(self, tape, own)
+    ) -> fox_tensor::Result<PendingKeys> {
+        keys::begin_keys(self, tape, own)
     }
 
     fn scan(

@@ -10,6 +10,7 @@ use fox_tensor::{
 
 use super::SequenceShard;
 use super::last_rows::{add_returned, rows_before};
+use super::transfer::{Expected, Parcel, arranged};
 
 /// See [`PrecedingRows::scan`](fox_tensor::PrecedingRows::scan).
 pub(super) fn scan(
@@ -69,25 +70,24 @@ impl ScanShard {
         ScanInputs { q: tensors[0], k: tensors[1], v: tensors[2], log_decay, write, skip, state }
     }
 
-    /// States of all chunks `[segments, H * dk * dv]`: those of `chunks` from `values`, zeros elsewhere.
-    fn states(&self, like: &Tensor, chunks: &[usize], values: &[f32]) -> Result<Tensor> {
-        let (segments, width) = (self.spec.segments.len(), self.spec.state_len());
-        let mut states = vec![0.0; segments * width];
-        for (&i, state) in chunks.iter().zip(values.chunks_exact(width)) {
-            states[i * width..][..width].copy_from_slice(state);
-        }
-        like.device().from_f32(&states, [segments, width])
+    /// Rank `from` sends the states of `chunks`, if there are any.
+    fn expected(&self, from: usize, chunks: &[usize]) -> Vec<Expected> {
+        let layout = ([chunks.len(), self.spec.state_len()].into(), DType::F32);
+        if chunks.is_empty() { Vec::new() } else { vec![(from, vec![layout])] }
     }
 
-    /// The states of `chunks`, one after the other.
-    fn values(&self, states: Option<&Tensor>, chunks: &[usize]) -> Result<Vec<f32>> {
-        let mut values = Vec::with_capacity(chunks.len() * self.spec.state_len());
-        for &i in chunks {
-            if let Some(states) = states {
-                values.extend(states.slice_rows(i, 1)?.to_f32()?);
-            }
-        }
-        Ok(values)
+    /// States of all chunks `[segments, H * dk * dv]`: those of `chunks` from another rank, zeros elsewhere.
+    fn states(&self, chunks: &[usize], received: Vec<Vec<Tensor>>) -> Result<Option<Tensor>> {
+        let places = chunks.iter().enumerate().map(|(n, &i)| [n, i, 1]);
+        let all = |x| arranged(x, self.spec.segments.len(), DType::F32, places);
+        received.first().and_then(|received| received.first()).map(all).transpose()
+    }
+
+    /// The states of `chunks`, one after the other, for rank `to`.
+    fn parcel(&self, to: usize, states: Option<&Tensor>, chunks: &[usize]) -> Result<Vec<Parcel>> {
+        let Some(states) = states.filter(|_| !chunks.is_empty()) else { return Ok(Vec::new()) };
+        let places = chunks.iter().enumerate().map(|(n, &i)| [i, n, 1]);
+        Ok(vec![(to, vec![arranged(states, chunks.len(), DType::F32, places)?])])
     }
 }
 
@@ -97,24 +97,18 @@ impl CustomOp for ScanShard {
     }
 
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        let (split, context) = (&self.part.0.split, &self.part.0.context);
-        let (index, last) = (context.index(), context.index() + 1 == context.size());
-        self.part.record_failure(context.step(|ranks| {
-            let state = match index {
-                0 => None,
-                _ => {
-                    let received = ranks.receive::<f32>(index - 1)?;
-                    Some(self.states(inputs[0], &split.continued(index), &received)?)
-                }
-            };
-            let keep = ScanExtras { state: !last, backward: self.backward };
-            let backend = inputs[0].device().backend();
-            let out = backend.scan_fwd(&self.inputs(inputs, state.as_ref()), &self.spec, keep)?;
-            if !last {
-                ranks.send(index + 1, &self.values(out.state.as_ref(), &split.crossing(index))?);
-            }
-            Ok([Some(out.o), state, out.saved].into_iter().flatten().collect())
-        }))
+        let (part, device, index) = (&self.part, inputs[0].device(), self.part.0.context.index());
+        let (continued, crossing) = (part.0.split.continued(index), part.0.split.crossing(index));
+        let number = part.number_transfer()?;
+        let expected = self.expected(index.wrapping_sub(1), &continued);
+        let transfer = part.begin_numbered(number, device, Vec::new(), expected)?;
+        let state = self.states(&continued, part.finish(transfer)?)?;
+        let keep = ScanExtras { state: !crossing.is_empty(), backward: self.backward };
+        let inputs = self.inputs(inputs, state.as_ref());
+        let out = device.backend().scan_fwd(&inputs, &self.spec, keep)?;
+        let sent = self.parcel(index + 1, out.state.as_ref(), &crossing)?;
+        part.finish(part.begin_numbered(number, device, sent, Vec::new())?)?;
+        Ok([Some(out.o), state, out.saved].into_iter().flatten().collect())
     }
 
     fn backward(
@@ -123,35 +117,24 @@ impl CustomOp for ScanShard {
         outputs: &[&Tensor],
         grads: &[&Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
-        let (split, context) = (&self.part.0.split, &self.part.0.context);
-        let index = context.index();
+        let (part, device, index) = (&self.part, inputs[0].device(), self.part.0.context.index());
+        let (continued, crossing) = (part.0.split.continued(index), part.0.split.crossing(index));
         let mut kept = outputs[1..].iter().copied();
-        let state = if index > 0 { kept.next() } else { None };
+        let state = if continued.is_empty() { None } else { kept.next() };
         let saved = kept.next();
-        self.part.record_failure(context.step(|ranks| {
-            let d_state = match index + 1 == context.size() {
-                true => None,
-                false => {
-                    let received = ranks.receive::<f32>(index + 1)?;
-                    Some(self.states(inputs[0], &split.crossing(index), &received)?)
-                }
-            };
-            let found = inputs[0].device().backend().scan_bwd(
-                grads[0],
-                d_state.as_ref(),
-                &self.inputs(inputs, state),
-                saved,
-                &self.spec,
-            )?;
-            if index > 0 {
-                ranks
-                    .send(index - 1, &self.values(found.dstate.as_ref(), &split.continued(index))?);
-            }
-            let optional = [found.dlog_decay, found.dwrite, found.dskip];
-            let optional = optional.into_iter().zip(self.present).filter(|(_, present)| *present);
-            let all = [Some(found.dq), Some(found.dk), Some(found.dv)].into_iter();
-            Ok(all.chain(optional.map(|(grad, _)| grad)).collect())
-        }))
+        let number = part.number_transfer()?;
+        let expected = self.expected(index + 1, &crossing);
+        let transfer = part.begin_numbered(number, device, Vec::new(), expected)?;
+        let d_state = self.states(&crossing, part.finish(transfer)?)?;
+        let inputs = self.inputs(inputs, state);
+        let found =
+            device.backend().scan_bwd(grads[0], d_state.as_ref(), &inputs, saved, &self.spec)?;
+        let sent = self.parcel(index.wrapping_sub(1), found.dstate.as_ref(), &continued)?;
+        part.finish(part.begin_numbered(number, device, sent, Vec::new())?)?;
+        let optional = [found.dlog_decay, found.dwrite, found.dskip];
+        let optional = optional.into_iter().zip(self.present).filter(|(_, present)| *present);
+        let all = [Some(found.dq), Some(found.dk), Some(found.dv)].into_iter();
+        Ok(all.chain(optional.map(|(grad, _)| grad)).collect())
     }
 }
 
@@ -165,40 +148,39 @@ struct ConvShard {
 impl ConvShard {
     const NAME: &'static str = "short convolution over several ranks";
 
-    /// Gradients of the rows before each continued chunk, `(K - 1) * C` values each. Only the first `K - 1` rows of a
-    /// chunk see them: these and the rows before them are convolved on their own.
+    /// Gradients of the rows before each continued chunk, `[continued * (K - 1), C]` in f32. Only the first `K - 1` rows of
+    /// a chunk see them: these and the rows before them are convolved on their own.
     fn before_gradients(
         &self,
         inputs: &ConvInputs<'_>,
         before: &Tensor,
         dy: &Tensor,
-    ) -> Result<Vec<f32>> {
+    ) -> Result<Vec<Tensor>> {
         let split = &self.part.0.split;
-        let (chunks, width) = (split.chunks(self.part.0.context.index()), inputs.x.cols());
+        let chunks = split.chunks(self.part.0.context.index());
         let continued = split.continued(self.part.0.context.index());
         let count = inputs.taps() - 1;
-        if continued.is_empty() || count == 0 {
+        if continued.is_empty() {
             return Ok(Vec::new());
         }
-        let (mut x, mut d, mut bounds) = (Vec::new(), Vec::new(), vec![0]);
+        let (mut bounds, mut own) = (vec![0], Vec::with_capacity(continued.len()));
         for &i in &continued {
-            let (row, known) = (chunks[i].row, chunks[i].len.min(count));
-            x.extend(before.slice_rows(i * count, count)?.to_f32()?);
-            x.extend(inputs.x.slice_rows(row, known)?.to_f32()?);
-            d.resize(d.len() + count * width, 0.0);
-            d.extend(dy.slice_rows(row, known)?.to_f32()?);
-            bounds.push(x.len() / width);
+            let (row, known, at) = (chunks[i].row, chunks[i].len.min(count), bounds[own.len()]);
+            own.push([row, at + count, known]);
+            bounds.push(at + count + known);
         }
-        let (device, rows) = (inputs.x.device(), x.len() / width);
-        let x = device.from_f32(&x, [rows, width])?.to_activations()?;
-        let mut d_rows = device.uninit([rows, width], dy.dtype())?;
-        let d = device.from_f32(&d, [rows, width])?;
-        device.backend().copy_rows(&d, 0, &mut d_rows, 0, rows)?;
+        let rows = bounds[continued.len()];
+        let mut x = arranged(inputs.x, rows, inputs.x.dtype(), own.iter().copied())?;
+        let device = x.device().clone();
+        for (&i, &at) in continued.iter().zip(&bounds) {
+            device.backend().copy_rows(before, i * count, &mut x, at, count)?;
+        }
+        let dy = arranged(dy, rows, dy.dtype(), own)?;
         let spec = ConvSpec { segments: Segments::packed(&bounds)?, ..self.spec.clone() };
         let alone = ConvInputs { x: &x, before: None, ..*inputs };
-        let dx = device.backend().short_conv_bwd(&d_rows, &alone, &spec)?.dx.to_f32()?;
-        let of_chunk = |&first: &usize| dx[first * width..][..count * width].to_vec();
-        Ok(bounds[..continued.len()].iter().flat_map(of_chunk).collect())
+        let dx = device.backend().short_conv_bwd(&dy, &alone, &spec)?.dx;
+        let home = bounds.iter().zip(0..continued.len()).map(|(&at, n)| [at, n * count, count]);
+        Ok(vec![arranged(&dx, continued.len() * count, DType::F32, home)?])
     }
 }
 
@@ -210,10 +192,10 @@ impl CustomOp for ConvShard {
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let (x, weight, bias) = (inputs[0], inputs[1], inputs.get(2).copied());
         let mut inputs = ConvInputs { x, weight, bias, before: None };
-        let before = rows_before(&self.part, x, inputs.taps() - 1)?;
-        inputs.before = Some(&before);
+        let before = rows_before(&self.part, &[x], inputs.taps() - 1)?;
+        inputs.before = before.first();
         let y = x.device().backend().short_conv_fwd(&inputs, &self.spec)?;
-        Ok(vec![y, before])
+        Ok([vec![y], before].concat())
     }
 
     fn backward(
@@ -227,9 +209,9 @@ impl CustomOp for ConvShard {
         let inputs = ConvInputs { x, weight, bias, before: Some(before) };
         let found = x.device().backend().short_conv_bwd(dy, &inputs, &self.spec)?;
         let home = self.before_gradients(&inputs, before, dy)?;
-        let mut dx = x.device().uninit(x.shape(), DType::F32)?;
-        x.device().backend().copy_rows(&found.dx, 0, &mut dx, 0, x.rows())?;
-        add_returned(&self.part, &home, &mut dx, inputs.taps() - 1)?;
+        let mut dx = [arranged(&found.dx, x.rows(), DType::F32, [[0, 0, x.rows()]])?];
+        add_returned(&self.part, home, &mut dx, inputs.taps() - 1)?;
+        let [dx] = dx;
         let bias = inputs.bias.map(|_| found.dbias);
         Ok([Some(dx), Some(found.dweight)].into_iter().chain(bias).collect())
     }

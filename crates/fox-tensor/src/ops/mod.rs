@@ -51,7 +51,9 @@ pub use paged::{
     copy_to_pages, gate_totals, gathered_attention, held_pages, host_gate_totals, page_parts,
     write_pages,
 };
-pub use peers::{OwnedTensor, PeerOps, RankInfo, check_collective, check_join_peers};
+pub use peers::{
+    OwnedTensor, PeerOps, RankInfo, check_collective, check_exchange, check_join_peers,
+};
 pub use recompute::RecomputeOps;
 
 use crate::cases::Case;

@@ -22,8 +22,8 @@ pub struct RankInfo {
 /// The rank that owns a tensor, and this rank's tensor of the same shape and type.
 pub type OwnedTensor<'a> = (usize, &'a mut Tensor);
 
-/// Reduce and broadcast between the devices of all ranks without the host. All ranks call the same methods in the same
-/// order with tensors of the same shapes.
+/// Reduce, broadcast, send and receive between the devices of all ranks without the host. All ranks call the same methods
+/// in the same order; collectives have tensors of the same shapes.
 ///
 /// Tensors passed to `begin_...` must be neither dropped nor written until [`PeerOps::finish_collectives`].
 pub trait PeerOps {
@@ -43,7 +43,15 @@ pub trait PeerOps {
     /// Starts a broadcast of every tensor from its owner. Weights must have the same packing on all ranks.
     fn begin_broadcast(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()>;
 
-    /// Orders all work queued from now on after the collectives. The host does not wait.
+    /// Starts to send tensors to other ranks, and to receive tensors from others into memory of the same shapes and
+    /// types. Two ranks list what passes between them in the same order; other ranks need not take part.
+    fn begin_exchange(
+        &self,
+        sent: &[(usize, &Tensor)],
+        received: &mut [(usize, &mut Tensor)],
+    ) -> Result<()>;
+
+    /// Orders all work queued from now on after the collectives and exchanges. The host does not wait.
     fn finish_collectives(&self) -> Result<()>;
 
     /// Aborts all collectives, also those that another thread waits for; their results are undefined. All later calls
@@ -74,6 +82,22 @@ pub fn check_collective(
     Ok(())
 }
 
+/// Validates the tensors of an exchange of a rank.
+pub fn check_exchange<'t>(
+    backend: &dyn Backend,
+    place: RankInfo,
+    tensors: impl IntoIterator<Item = (usize, &'t Tensor)>,
+) -> Result<()> {
+    let operands = Operands::new("exchange", backend);
+    for (other, tensor) in tensors {
+        operands.plain("tensor", tensor)?;
+        operands.require(other < place.size && other != place.rank, || {
+            format!("a tensor for rank {other} of {}, on rank {}", place.size, place.rank)
+        })?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +115,13 @@ mod tests {
         assert!(check(0, zeros(&device, DType::I32)).is_err());
         assert!(check(0, zeros(&other, DType::F32)).is_err());
         let place = |rank, size| RankInfo { rank, size, shares_device: false, one_machine: true };
+        let exchange = |other: usize, tensor: Tensor| {
+            check_exchange(device.backend(), place(1, 3), [(other, &tensor)])
+        };
+        assert!(exchange(2, zeros(&device, DType::F32)).is_ok());
+        assert!(exchange(1, zeros(&device, DType::F32)).is_err(), "to itself");
+        assert!(exchange(3, zeros(&device, DType::F32)).is_err());
+        assert!(exchange(0, zeros(&device, DType::I32)).is_err());
         assert!(check_join_peers(place(1, 2)).is_ok());
         assert!(check_join_peers(place(2, 2)).is_err() && check_join_peers(place(0, 0)).is_err());
     }

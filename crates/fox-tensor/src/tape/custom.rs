@@ -10,6 +10,12 @@ pub trait CustomOp {
     /// Name in error messages.
     fn name(&self) -> &'static str;
 
+    /// Whether the backward pass reads inputs and outputs. Otherwise they are not kept for it, and it gets
+    /// [absent](Tensor::absent) tensors of their shapes.
+    fn reads_values(&self) -> bool {
+        true
+    }
+
     /// The outputs, on the device of the inputs.
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
@@ -41,7 +47,14 @@ impl<'m> Tape<'m> {
             return Ok(outs);
         }
         let slots: Vec<Slot> = inputs.iter().map(|input| input.slot).collect();
-        let saved: Vec<Saved> = inputs.iter().map(|input| input.saved()).collect();
+        let absent = |value: &Tensor| Tensor::absent(value.shape(), value.device());
+        let (saved, outputs): (Vec<Saved>, Vec<Tensor>) = match op.reads_values() {
+            true => (inputs.iter().map(|input| input.saved()).collect(), outputs),
+            false => (
+                values.iter().map(|value| Saved::stored(absent(value))).collect(),
+                outputs.iter().map(absent).collect(),
+            ),
+        };
         let out_slots: Vec<Slot> = outs.iter().map(|out| out.slot).collect();
         let device = self.device.clone();
         self.push(move |flow| {

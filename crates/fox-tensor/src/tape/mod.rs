@@ -19,7 +19,7 @@ mod saved;
 
 pub use buckets::BucketSink;
 pub use custom::CustomOp;
-pub use preceding::{ExtendedKeys, LocalKeys, PrecedingRows};
+pub use preceding::{ExtendedKeys, LocalKeys, PendingKeys, PrecedingRows};
 
 use std::sync::Arc;
 

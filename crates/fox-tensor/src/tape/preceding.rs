@@ -10,11 +10,13 @@ use crate::{AttentionSpec, ConvSpec, LogitBound, Result, ScanSpec, ScanVars, Ten
 ///
 /// All ranks of a sequence run the same ops in the same order.
 pub trait PrecedingRows: Send + Sync {
-    /// The row of `u: [R, W]` before the first one of each segment, `[segments, W]`; zeros at the start of a sequence.
-    fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> Result<Var>;
+    /// The row of each `u: [R, W]` before the first one of each segment, `[segments, W]`; zeros at the start of a
+    /// sequence.
+    fn preceding_rows(&self, tape: &mut Tape<'_>, u: &[&Var]) -> Result<Vec<Var>>;
 
-    /// Keys, values and gates preceded by those of earlier ranks that are not forgotten, for [`Tape::attention`].
-    fn prepend_keys(&self, tape: &mut Tape<'_>, local: &LocalKeys<'_>) -> Result<ExtendedKeys>;
+    /// Starts to send keys, values and gates that are not forgotten to later ranks. What is computed before
+    /// [`PendingKeys`] are asked for runs meanwhile, and so does its backward pass while their gradients return.
+    fn begin_keys(&self, tape: &mut Tape<'_>, local: &LocalKeys<'_>) -> Result<PendingKeys>;
 
     /// [`Tape::scan`] from the states after the preceding rows: `[R, H * dv]`.
     fn scan(&self, tape: &mut Tape<'_>, vars: &ScanVars<'_>, spec: &ScanSpec) -> Result<Var>;
@@ -47,7 +49,10 @@ pub struct LocalKeys<'a> {
     pub bound: &'a LogitBound,
 }
 
-/// The operands of attention that [`PrecedingRows::prepend_keys`] returns for [`LocalKeys`].
+/// Keys, values and gates preceded by those of earlier ranks that are not forgotten, once they have arrived.
+pub type PendingKeys = Box<dyn FnOnce(&mut Tape<'_>) -> Result<ExtendedKeys>>;
+
+/// The operands of attention over [`LocalKeys`] and the [`PendingKeys`] before them.
 #[derive(Debug)]
 pub struct ExtendedKeys {
     /// Keys `[R_k, H_kv * d]`.

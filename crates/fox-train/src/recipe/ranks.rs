@@ -22,6 +22,8 @@ pub struct ParallelRecipe {
     pub shard: Shard,
     /// How tensors travel between GPUs.
     pub exchange: Exchange,
+    /// How earlier keys and states of shared sequences travel; between devices only where all tensors do.
+    pub keys: Exchange,
     /// Bytes of complete gradients that are summed over the processes at once, overlapped with the backward pass; 0: all
     /// are summed after it. The sums have the same bits.
     pub bucket: usize,
@@ -30,7 +32,7 @@ pub struct ParallelRecipe {
 impl Default for ParallelRecipe {
     fn default() -> Self {
         let (shard, exchange) = (Shard::Optimizer, Exchange::Device);
-        ParallelRecipe { context: 1, shard, exchange, bucket: BUCKET }
+        ParallelRecipe { context: 1, shard, exchange, keys: exchange, bucket: BUCKET }
     }
 }
 

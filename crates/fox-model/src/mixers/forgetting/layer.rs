@@ -17,11 +17,12 @@ use std::sync::Arc;
 
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
-    PagedSpec, ParamId, Result, Rope, Tape, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, LocalKeys, LogitBound,
+    PagedSpec, ParamId, Result, Tape, Var,
 };
 
 use super::gate::Gate;
+use super::projection::{Projection, rows_before};
 use super::{DecayTime, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
@@ -44,17 +45,6 @@ pub struct ForgettingLayer {
     pub(super) output_norm: Option<ParamId>,
     pub(super) sinks: Option<ParamId>,
     pub(super) o_proj: ParamId,
-}
-
-/// A query, key or value projection and the preparation of its heads.
-#[derive(Debug)]
-pub(crate) struct Projection {
-    pub weight: ParamId,
-    pub bias: Option<ParamId>,
-    pub(super) shift: Option<ParamId>,
-    pub norm: Option<ParamId>,
-    pub heads: usize,
-    rope: bool,
 }
 
 /// Projections of the input with one value per head, `[R, heads]`, where the layer has them.
@@ -163,10 +153,17 @@ impl Mixer for ForgettingLayer {
         let (prev_k, prev_v) = (prev_k.map(Var::constant), prev_v.map(Var::constant));
         let earlier = tape.preceding_rows().filter(|_| state.is_none());
         let logits = self.head_logits(tape, x, params)?;
-        let (_, q) = self.project(tape, x, &self.q, context, None, None)?;
-        let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
-        let (uk, mut k) = self.project(tape, x, &self.k, context, shift.0, prev_k.as_ref())?;
-        let (uv, mut v) = self.project(tape, x, &self.v, context, shift.1, prev_v.as_ref())?;
+        let uq = self.raw(tape, x, &self.q, params)?;
+        let q = self.prepare(tape, &uq, &self.q, context, None, None)?;
+        let uk = self.raw(tape, x, &self.k, params)?;
+        let uv = self.raw(tape, x, &self.v, params)?;
+        let (shift_k, shift_v) = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
+        let (before_k, before_v) = match &earlier {
+            None => (prev_k, prev_v),
+            Some(earlier) => rows_before(tape, &**earlier, [(shift_k, &uk), (shift_v, &uv)])?,
+        };
+        let mut k = self.prepare(tape, &uk, &self.k, context, shift_k, before_k.as_ref())?;
+        let mut v = self.prepare(tape, &uv, &self.v, context, shift_v, before_v.as_ref())?;
         k = self.gate.scale_keys(tape, k, segments, params)?;
         let mut log_gates = self.gate.log_gates(tape, x, logits.gate.as_ref(), params)?;
         let new = (k.value(), v.value());
@@ -175,7 +172,8 @@ impl Mixer for ForgettingLayer {
             Some(LayerState::Paged(state)) => {
                 state.append(new, gates, raw, segments)?;
                 let o = self.attend_pages(tape, &q, state, context)?;
-                let y = self.gate_output(tape, x, o, params)?;
+                let z = self.output_logits(tape, x, params)?;
+                let y = self.gate_output(tape, o, z.as_ref(), params)?;
                 let out = tape.linear(&y, &params.var(self.o_proj), None)?;
                 return Ok(MixerOutput { out, tiles: None });
             }
@@ -199,11 +197,15 @@ impl Mixer for ForgettingLayer {
             segments: segments.clone(),
             full_sequence: None,
         };
+        let mut gate_logits = None;
         if let Some(earlier) = earlier {
             let (bound, q) = (&self.logit_bound(context), q.value());
             let own =
                 LocalKeys { q, k: &k, v: &v, log_gates: log_gates.as_ref(), spec: &spec, bound };
-            let with = earlier.prepend_keys(tape, &own)?;
+            let pending = earlier.begin_keys(tape, &own)?;
+            // Keys travel meanwhile.
+            gate_logits = self.output_logits(tape, x, params)?;
+            let with = pending(tape)?;
             (k, v, log_gates, spec) = (with.k, with.v, with.log_gates, with.spec);
         }
         let gates = log_gates.as_ref();
@@ -217,7 +219,10 @@ impl Mixer for ForgettingLayer {
             let view = AttentionView { layer, weights, q, k, log_gates, spec: &spec, tiles };
             observer.attention(&view)?;
         }
-        let y = self.gate_output(tape, x, o, params)?;
+        if gate_logits.is_none() {
+            gate_logits = self.output_logits(tape, x, params)?;
+        }
+        let y = self.gate_output(tape, o, gate_logits.as_ref(), params)?;
         let out = tape.linear(&y, &params.var(self.o_proj), None)?;
         Ok(MixerOutput { out, tiles: Some(tiles) })
     }
@@ -313,60 +318,30 @@ impl ForgettingLayer {
         Ok(HeadLogits { k_shift, v_shift, gate })
     }
 
-    /// The raw projection and the prepared heads, both `[R, heads * d]`.
-    fn project(
+    /// The projection of the output gate `[R, H * d]`, where there is one.
+    fn output_logits(
         &self,
         tape: &mut Tape<'_>,
         x: &Var,
-        p: &Projection,
-        context: &MixerContext<'_>,
-        shift: Option<&Var>,
-        prev: Option<&Var>,
-    ) -> Result<(Var, Var)> {
-        let var = |id: ParamId| context.params.var(id);
-        let u = tape.linear(x, &var(p.weight), p.bias.map(var).as_ref())?;
-        if !p.is_prepared() {
-            return Ok((u.clone(), u));
-        }
-        let faded = |rope: Rope| match context.rope_strength {
-            Some(strength) => Rope { strength, ..rope },
-            None => rope,
-        };
-        let rope = self.options.rope.filter(|_| p.rope).map(faded);
-        let spec = HeadSpec {
-            heads: p.heads,
-            head_dim: self.head_dim,
-            norm_eps: self.options.qk_norm_eps as f32,
-            rope,
-            segments: context.segments.clone(),
-        };
-        let before = match tape.preceding_rows().filter(|_| shift.is_some() && prev.is_none()) {
-            Some(earlier) => Some(earlier.preceding_row(tape, &u)?),
-            None => prev.cloned(),
-        };
-        let heads =
-            tape.prepare_heads(&u, shift, before.as_ref(), p.norm.map(var).as_ref(), &spec)?;
-        Ok((u, heads))
+        params: &Parameters,
+    ) -> Result<Option<Var>> {
+        self.output_gate.map(|id| tape.linear(x, &params.var(id), None)).transpose()
     }
 
-    /// `rms(o) * act(x Wg^T)`, each factor when the layer has it.
+    /// `rms(o) * act(z)`, each factor when the layer has it.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,
-        x: &Var,
         o: Var,
+        z: Option<&Var>,
         params: &Parameters,
     ) -> Result<Var> {
-        if self.output_norm.is_none() && self.output_gate.is_none() {
+        if self.output_norm.is_none() && z.is_none() {
             return Ok(o);
         }
-        let z = match self.output_gate {
-            Some(id) => Some(tape.linear(x, &params.var(id), None)?),
-            None => None,
-        };
         let norm = self.output_norm.map(|id| params.var(id));
         let act = self.options.output_gate.unwrap_or(Activation::Sigmoid);
-        tape.gated_norm(&o, norm.as_ref(), z.as_ref(), self.options.heads, self.norm_eps, act)
+        tape.gated_norm(&o, norm.as_ref(), z, self.options.heads, self.norm_eps, act)
     }
 
     fn pruning(&self, context: &MixerContext<'_>) -> Acp {
@@ -395,11 +370,5 @@ impl ForgettingLayer {
             },
             _ => LogitBound::Norms,
         }
-    }
-}
-
-impl Projection {
-    fn is_prepared(&self) -> bool {
-        self.shift.is_some() || self.norm.is_some() || self.rope
     }
 }

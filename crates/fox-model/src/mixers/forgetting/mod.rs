@@ -4,13 +4,14 @@ mod config;
 mod formats;
 mod gate;
 mod layer;
+mod projection;
 mod slot;
 
 pub(crate) use config::QK_NORM_EPS;
 pub use config::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
 pub(crate) use formats::{NATIVE, native};
 pub use layer::ForgettingLayer;
-pub(crate) use layer::Projection;
+pub(crate) use projection::Projection;
 
 use super::{Architecture, MixerFamily};
 use crate::config::ModelConfig;

@@ -8,7 +8,8 @@ use fox_tensor::{
 };
 
 use super::gate::Gate;
-use super::layer::{ForgettingLayer, Projection};
+use super::layer::ForgettingLayer;
+use super::projection::Projection;
 use crate::params::Parameters;
 
 impl ForgettingLayer {
