@@ -6,6 +6,7 @@ use super::params::{
     DecodeNorm, DecodeRange, DecodeSample, DecodeTable, DecodeToken, DrawParams,
 };
 use super::weights::STEP;
+use crate::gpu::ModuleKey;
 use crate::launch::Kernel;
 use crate::ops::paged::Page;
 use crate::params::MAX_KV_SPLITS;
@@ -365,6 +366,11 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
     all
 }
 
+/// What [`product`] needs compiled.
+pub(super) fn product_module(tiling: Tiling, int8: Int8Weights) -> ModuleKey {
+    (tiling.source().0, product_defines(tiling, int8))
+}
+
 /// The kernel of a matmul.
 pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: Int8Weights) -> Result<Kernel> {
     let (source, entry) = tiling.source();
@@ -388,6 +394,23 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
+    /// What [`Kernels::new`] needs compiled.
+    pub(super) fn modules(
+        family: Family,
+        rows: usize,
+        width: usize,
+        head_dim: usize,
+        candidates: Candidates,
+    ) -> Vec<ModuleKey> {
+        let mut all = vec![
+            (ROWS, row_defines(family, width, head_dim, candidates.prefetch)),
+            (ATTENTION, attention_defines(head_dim, rows <= FEW_ROWS).into()),
+            (SAMPLE, Vec::new()),
+        ];
+        all.extend(candidates.attend.then(|| (ATTEND, attend_defines(family, head_dim))));
+        all
+    }
+
     /// For steps of `rows` rows.
     pub(super) fn new(
         gpu: &Gpu,

@@ -4,7 +4,7 @@ use super::candidates::{Candidates, PREFETCH_LAYERS, ranges};
 use super::dequantize::Dequantizer;
 use super::kernels::{
     ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Int8Weights, Kernels, MAX_ROWS,
-    ROW_THREADS, SAMPLE_THREADS, Tiling, product,
+    ROW_THREADS, SAMPLE_THREADS, Tiling, product, product_module,
 };
 use super::params::{
     DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
@@ -191,6 +191,12 @@ impl Steps {
             BUCKETS[..buckets].iter().map(|rows| (*rows, Tilings::new(gpu, *rows, weights)));
         let tilings: Vec<(usize, Tilings)> = tilings.collect();
         let own = |rows: usize| candidates.at(rows, weights, gpu.generation());
+        let mut modules = Vec::new();
+        for &(rows, Tilings { family, wide, heads, glu, down }) in &tilings {
+            modules.extend([wide, heads, glu, down].map(|tiling| product_module(tiling, int8)));
+            modules.extend(Kernels::modules(family, rows, width, head_dim, own(rows)));
+        }
+        gpu.compile_all(&modules)?;
         let kernels = |&(rows, tilings): &(usize, Tilings)| {
             Kernels::new(gpu, tilings.family, rows, width, head_dim, own(rows))
         };
