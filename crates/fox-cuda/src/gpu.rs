@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::resume_unwind;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use cudarc::driver::{result, sys};
 
@@ -16,7 +19,7 @@ use crate::pool::{Buffer, Element, Pool};
 use crate::source::Source;
 use crate::{Error, Result};
 
-type ModuleKey = (Source, Vec<String>);
+pub(crate) type ModuleKey = (Source, Vec<String>);
 
 /// A GPU. All work goes to one stream, in order.
 pub struct Gpu {
@@ -242,6 +245,27 @@ impl Gpu {
         self.kernel_on(self.stream, source, defines, entry)
     }
 
+    /// Compiles sources with their defines on all cores and loads them, so that [`Gpu::kernel`] finds them at once.
+    pub(crate) fn compile_all(&self, variants: &[ModuleKey]) -> Result<()> {
+        self.bind()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing: Vec<&ModuleKey> = Vec::new();
+        for key in variants {
+            if !modules.contains_key(key) && !missing.contains(&key) {
+                missing.push(key);
+            }
+        }
+        let architecture = self.capability.target();
+        let compiled = in_parallel(&missing, |(source, defines)| {
+            compile_cached(*source, &architecture, defines)
+        });
+        for (key, cubin) in missing.into_iter().zip(compiled) {
+            let module = Arc::new(Module::load(key.0.name, &cubin?)?);
+            modules.insert(key.clone(), module);
+        }
+        Ok(())
+    }
+
     /// [`Gpu::kernel`] for launches on another stream of this GPU.
     pub(crate) fn kernel_on(
         &self,
@@ -264,6 +288,27 @@ impl Gpu {
         };
         module.function(entry, stream)
     }
+}
+
+/// The results of `work` for all items, in their order, computed on all cores.
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(n) else { return done };
+            done.push((n, work(item)));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(items.len());
+    let mut results: Vec<(usize, R)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(worker)).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.flat_map(|done| done.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    results.sort_by_key(|(n, _)| *n);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 fn bind(context: sys::CUcontext) -> Result<()> {
@@ -309,6 +354,14 @@ impl fmt::Debug for Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parallel_results_are_in_order() {
+        let items: Vec<usize> = (0..100).collect();
+        let squares: Vec<usize> = items.iter().map(|n| n * n).collect();
+        assert_eq!(in_parallel(&items, |n| n * n), squares);
+        assert_eq!(in_parallel(&items[..0], |n| n * n), []);
+    }
 
     #[test]
     fn missing_driver_error_names_the_remedy() {

@@ -192,6 +192,11 @@ const USAGES: &[Usage] = &[
         ["fox bench greedy", "fox bench greedy --arch mamba2 --layers 4"],
         "speed",
     ),
+    usage(
+        "bench logprobs",
+        ["fox bench logprobs fox-pro-125m", "fox bench logprobs runs/my/export --weights bf16"],
+        "speed",
+    ),
     usage("bench compare", ["fox bench compare", "fox bench compare --seq 4096 --json"], "speed"),
     usage(
         "verify",

@@ -6,6 +6,7 @@ mod compare;
 mod decode;
 mod greedy;
 mod hybrid;
+mod logprobs;
 mod sampled;
 mod throughput;
 mod train;
@@ -43,6 +44,7 @@ enum Benchmark {
     Streams(throughput::Args),
     Capacity(capacity::Args),
     Greedy(greedy::Args),
+    Logprobs(logprobs::Args),
     Compare(compare::Args),
 }
 
@@ -60,6 +62,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         Benchmark::Capacity(args) => capacity::run(args),
         Benchmark::Greedy(args) => greedy::run(args),
+        Benchmark::Logprobs(args) => logprobs::run(args),
         Benchmark::Compare(args) => compare::run(args),
     }
 }

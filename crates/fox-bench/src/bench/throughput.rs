@@ -1,18 +1,19 @@
 //! `fox bench throughput`: decode and prefill throughput of an engine with many sequences.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, ScoredToken};
-use fox_tensor::DType;
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
+use fox_tensor::{DType, Span};
 use serde_json::{Value, json};
 
 use super::decode::open;
-use super::machine;
+use super::{machine, median};
 use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
@@ -56,7 +57,7 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Also report the device time of a step
+    /// Also report the median device time of a step, or of each kind of step
     #[arg(long)]
     profile: bool,
     /// Print JSON
@@ -108,9 +109,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             device.backend().profile(args.profile);
             let run = together(&engine, all.collect())?;
             device.backend().profile(false);
-            for op in device.backend().take_profile()?.iter().filter(|_| args.profile) {
-                let each = 1e3 * op.seconds / op.calls.max(1) as f64;
-                output::note(&format!("  {}: {} times {each:.3} ms", op.op, op.calls));
+            for (op, times) in times_by_op(&device.backend().take_timeline()?) {
+                let (calls, step) = (times.len(), 1e3 * median(times));
+                output::note(&format!("  {op}: {calls} times, median {step:.4} ms"));
             }
             let same = run.first == alone.first;
             // Reported at once: a later batch size may fail.
@@ -149,6 +150,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     output::print(&if args.json { format!("{report:#}\n") } else { describe(&report) })?;
     // Decoding in slots is batch-invariant.
     Ok(if same_bits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Seconds of each call of every op.
+fn times_by_op(timeline: &[Span]) -> BTreeMap<&'static str, Vec<f64>> {
+    let mut all: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    for span in timeline {
+        all.entry(span.op).or_default().push(span.end - span.begin);
+    }
+    all
 }
 
 /// Bytes of weights that a decode step reads in bf16.

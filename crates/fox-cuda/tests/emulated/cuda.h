@@ -198,11 +198,13 @@ T __shfl_up_sync(u32, T value, int by) {
     const int lane = current % 32;
     return shuffle(value, lane >= by ? lane - by : lane);
 }
-inline bool __any_sync(u32, bool value) {
-    int any = value;
-    for (int step = 16; step > 0; step /= 2) any |= __shfl_xor_sync(~0u, any, step);
-    return any;
+inline u32 __ballot_sync(u32, bool value) {
+    u32 all = u32(value) << current % 32;
+    for (int step = 16; step > 0; step /= 2) all |= __shfl_xor_sync(~0u, all, step);
+    return all;
 }
+inline bool __any_sync(u32 mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline int __popc(u32 x) { return __builtin_popcount(x); }
 inline float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
@@ -292,6 +294,9 @@ void mma_tn(float (&c)[N / 2], const u16* a, const u16* b) {
     multiply_fragments<N, K>(
         c, [&](int row, int k) { return a[k * A_PITCH + row]; }, [&](int k, int n) { return b[k * B_PITCH + n]; });
 }
+
+// Bytes that were prefetched into L2, by address.
+static std::vector<std::pair<const char*, int>> prefetched;
 
 // Asynchronous copies arrive at once.
 inline void copy_async(u16* dst, const u16* src, bool valid) {

@@ -1,15 +1,45 @@
 // From raw projections to the output of attention, over pages, and the norms of the stream, against f64.
-#include "decode.cuh"
-#include "params.cuh"
+#include "decode_heads.cuh"
+#include "decode_pages.cuh"
 namespace rows {
 #include "decode_rows.cu"
 }
 namespace attention {
 #include "decode_attention.cu"
 }
+namespace attend {
+#include "decode_attend.cu"
+}
 
 typedef std::vector<float> Floats;
 typedef std::vector<double> Doubles;
+
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
+constexpr int FURTHER = PREFETCH ? 2 : 0;  // layers of thread blocks that prefetch
+
+// Weights that launches prefetch: every byte once.
+static std::vector<u16> weights(1 << 20);
+static void ask_for_weights(DecodeRange (&coming)[2]) {
+    prefetched.clear();
+    coming[0] = DecodeRange{weights.data(), 5000 * 16}, coming[1] = DecodeRange{weights.data() + 100000, 1 << 20};
+}
+static void check_prefetched(const DecodeRange (&coming)[2]) {
+    if (!PREFETCH) return;
+    std::vector<u8> count(2 * weights.size());
+    for (const auto& [at, bytes] : prefetched) {
+        const size_t first = at - reinterpret_cast<const char*>(weights.data());
+        if (at - reinterpret_cast<const char*>(weights.data()) < 0 || first + bytes > count.size() || bytes % 16 || first % 16) {
+            printf("prefetches %d bytes at %zu\n", bytes, first), exit(1);
+        }
+        for (int i = 0; i < bytes; ++i) ++count[first + i];
+    }
+    for (const DecodeRange& range : coming) {
+        const size_t first = 2 * (range.at - weights.data());
+        for (int i = 0; i < range.bytes; ++i) expect_close(count[first + i], 1, 0.0, "prefetches", 0, i);
+    }
+}
 
 constexpr int D = HEAD_DIM, LAYERS = 2, LAYER = 1, SLOTS = 5, ROWS = 8;
 
@@ -127,7 +157,9 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     if (!o.gated) h.start[5] = -1;
     h.stride = stride, h.layers = LAYERS, h.layer = LAYER, h.heads = heads, h.kv_heads = kv_heads;
     h.q_shared = h.k_shared = o.shared, h.qk_eps = 1e-5f, h.scale = 1.f / sqrtf(D);
-    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_heads(h); });
+    ask_for_weights(h.coming);
+    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1 + FURTHER}, 256, [&] { rows::decode_heads(h); });
+    check_prefetched(h.coming);
 
     DecodeAttentionParams a{};
     a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.gate_sums = now.data();
@@ -142,6 +174,41 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     m.norm = o.sinks ? nullptr : out_norm.data(), m.sinks = o.sinks ? sinks.data() : nullptr;
     m.stride = stride, m.heads = heads, m.gate = start[6], m.act = ACT_SIGMOID, m.eps = 1e-6f;
     launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_merge(m); });
+
+    if (heads == kv_heads) {
+        // One launch for the three: the same bits of outputs, pages and state, from the same state.
+        const std::vector<Sequence> want = sequences;
+        const std::vector<u16> last_want = last;
+        const Doubles now_want = now;
+        std::vector<u16> y_one(y.size());
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            for (int head = 0; head < heads; ++head) {
+                const int n = lengths[s] / PAGE, slot = lengths[s] % PAGE;
+                Page& page = sequences[s].pages[n * heads + head];
+                for (int e = 0; e < D; ++e) page.k[slot * D + e] = page.v[slot * D + e] = 0x7fff;
+                page.gates[slot] = NAN;
+                sequences[s].ends[n * heads + head] = INFINITY;
+            }
+        }
+        last = last_before, now = now_before;
+        std::fill(partials.begin(), partials.end(), NAN);
+        m.y = y_one.data();
+        launch({unsigned(heads + 3) / 4, ROWS, 1}, 128, [&] { attend::decode_attend(h, a, m); });
+        const auto same = [&](bool is, const char* what) {
+            if (!is) printf("decode_attend has other %s\n", what), exit(1);
+        };
+        same(y_one == y, "outputs");
+        same(last == last_want, "raw rows");
+        same(now == now_want, "sums of gates");
+        for (size_t s = 0; s < sequences.size(); ++s) {
+            same(sequences[s].memory == want[s].memory, "keys or values");
+            same(sequences[s].ends == want[s].ends, "ends of pages");
+            for (size_t n = 0; n < sequences[s].gates.size(); ++n) {
+                const size_t bytes = sizeof(float) * sequences[s].gates[n].size();
+                same(memcmp(sequences[s].gates[n].data(), want[s].gates[n].data(), bytes) == 0, "gates");
+            }
+        }
+    }
 
     for (size_t s = 0; s < sequences.size(); ++s) {
         Sequence& own = sequences[s];
@@ -209,7 +276,9 @@ static void check_norms(int runs) {
     DecodeNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
     p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
-    launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
+    ask_for_weights(p.coming);
+    launch({ROWS, 1 + FURTHER, 1}, 256, [&] { rows::decode_norm(p); });
+    check_prefetched(p.coming);
     p.embeddings = nullptr;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     for (int row = 0; row < ROWS; ++row) {
@@ -235,5 +304,9 @@ int main() {
     check(Options{8, 2, true, 150, false, false, false, false, -20.0}, {400, 127, 65});
     check(Options{2, 2, false, 0, true, true, true, false, -INFINITY}, {300, 5, 63});
     check(Options{4, 2, true, 0, false, true, true, false, -20.0, true}, {400, 64, 0});
+    check(Options{5, 5, true, 0, true, false, true, false, -3.0}, {700, 127, 63});
+    check(Options{2, 2, true, 150, true, true, true, false, -20.0, true}, {400, 64, 1});
+    // More pages than 64 KV splits of four.
+    if (D == 64) check(Options{1, 1, true, 0, true, false, true, false, -200.0}, {17000, 900});
     for (int runs : {1, 4, 8}) check_norms(runs);
 }

@@ -1,17 +1,43 @@
 // Row-wise kernels of decode steps: residual stream and norms; queries, keys, values and gates; output of attention.
 //
-// Compile-time: HEAD_DIM, ITEMS (chunks of 1024 columns of the residual stream), SLABS (`blocked` in decode.cuh).
-#include "decode.cuh"
-#include "params.cuh"
+// Compile-time: HEAD_DIM, ITEMS (chunks of 1024 columns of the residual stream), SLABS (`blocked` in decode.cuh), PREFETCH
+// (further thread blocks prefetch the weights of coming matmuls into L2).
+#include "decode_heads.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int OWN = HEAD_DIM / 32;
+
+#if PREFETCH
+constexpr int PREFETCH_BYTES = 4096;  // of one instruction
+
+// Prefetches the weights of coming matmuls when the predecessor, which is a matmul, has read its own. This is thread
+// block `block` of `blocks`; sizes are multiples of 16 bytes.
+DEVICE void prefetch_weights(const DecodeRange (&ranges)[2], int block, int blocks) {
+    wait_for_predecessor();
+    for (const DecodeRange& range : ranges) {
+        const int each = PREFETCH_BYTES * THREADS * blocks;
+        for (int at = PREFETCH_BYTES * (block * THREADS + threadIdx.x); at < range.bytes; at += each) {
+            const int bytes = min(PREFETCH_BYTES, range.bytes - at);
+#if EMULATED
+            prefetched.emplace_back(reinterpret_cast<const char*>(range.at) + at, bytes);
+#else
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(range.at + at / 2), "r"(bytes) : "memory");
+#endif
+        }
+    }
+}
+#endif
 
 // h = embedding of the token, or h + delta; x = rms(h) * w, blocked. One thread block per row. The matmul before has
 // left delta as p.k_splits partial sums [k_splits][rows, width].
 extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_constant__ DecodeNorm p) {
     let_successor_begin();
+#if PREFETCH
+    if (blockIdx.y > 0) {
+        prefetch_weights(p.coming, (blockIdx.y - 1) * gridDim.x + blockIdx.x, (gridDim.y - 1) * gridDim.x);
+        return;
+    }
+#endif
     const int row = blockIdx.x, token = p.rows[row].token;
     float w[ITEMS][4], h[ITEMS][4];
 #pragma unroll
@@ -76,46 +102,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_block(const __grid_
     }
 }
 
-// x = rope(rms(x) * w); a lane has elements lane + 32 i. Norm weights and angles are loaded before the wait.
-struct Preparation {
-    float norm[OWN];
-    float2 angles[OWN / 2];
-
-    DEVICE Preparation(const DecodeHeads& p, const float* weights, int head, bool shared, int position) {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            norm[i] = weights ? weights[(shared ? 0 : head * HEAD_DIM) + lane + 32 * i] : 1.f;
-        }
-#pragma unroll
-        for (int i = 0; i < OWN / 2; ++i) {
-            angles[i] = p.rope ? p.rope[size_t(position) * (HEAD_DIM / 2) + lane + 32 * i] : make_float2(1.f, 0.f);
-        }
-    }
-    DEVICE void apply(float (&x)[OWN], bool has_norm, bool has_rope, float eps) const {
-        if (has_norm) {
-            float squares = 0.f;
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) squares += x[i] * x[i];
-            const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + eps);
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) x[i] *= scale * norm[i];
-        }
-        if (!has_rope) return;
-#pragma unroll
-        for (int i = 0; i < OWN / 2; ++i) {
-            const float2 angle = angles[i];
-            const float a = x[i], b = x[i + OWN / 2];
-            x[i] = a * angle.x - b * angle.y;
-            x[i + OWN / 2] = a * angle.y + b * angle.x;
-        }
-    }
-};
-
 // Writes queries to `q`, keys, values and gates to their pages, and updates the gate sums and last raw rows of the slot.
 // One warp per row and head of queries, keys and values.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_heads(const __grid_constant__ DecodeHeads p) {
     let_successor_begin();
+#if PREFETCH
+    if (blockIdx.z > 0) {
+        const int each = gridDim.x * gridDim.y;
+        prefetch_weights(p.coming, (blockIdx.z - 1) * each + blockIdx.y * gridDim.x + blockIdx.x, (gridDim.z - 1) * each);
+        return;
+    }
+#endif
     const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const DecodeToken row = p.rows[blockIdx.y];
     if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;

@@ -1,10 +1,12 @@
 //! The kernels of decode steps and their tile sizes.
 
+use super::candidates::Candidates;
 use super::params::{
     DecodeAttentionParams, DecodeBlocked, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge,
-    DecodeNorm, DecodeSample, DecodeTable, DecodeToken, DrawParams,
+    DecodeNorm, DecodeRange, DecodeSample, DecodeTable, DecodeToken, DrawParams,
 };
 use super::weights::STEP;
+use crate::gpu::ModuleKey;
 use crate::launch::Kernel;
 use crate::ops::paged::Page;
 use crate::params::MAX_KV_SPLITS;
@@ -18,19 +20,35 @@ const MATMUL_SM90: Source =
     source!("decode_matmul_sm90", ["decode.cuh"], [DecodeMatrix, DecodeMatmul]);
 const ROWS: Source = source!(
     "decode_rows",
-    ["decode.cuh"],
-    [Page, DecodeToken, DecodeTable, DecodeNorm, DecodeBlocked, DecodeHeads, DecodeMerge]
+    ["decode.cuh", "decode_heads.cuh"],
+    [
+        Page,
+        DecodeToken,
+        DecodeTable,
+        DecodeRange,
+        DecodeNorm,
+        DecodeBlocked,
+        DecodeHeads,
+        DecodeMerge
+    ]
 );
 const ATTENTION: Source = source!(
     "decode_attention",
-    ["decode.cuh"],
+    ["decode.cuh", "decode_pages.cuh"],
     [Page, DecodeToken, DecodeTable, DecodeAttentionParams]
+);
+const ATTEND: Source = source!(
+    "decode_attend",
+    ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh"],
+    [Page, DecodeToken, DecodeTable, DecodeRange, DecodeHeads, DecodeAttentionParams, DecodeMerge]
 );
 const SAMPLE: Source = source!("decode_sample", ["decode.cuh"], [DrawParams, DecodeSample]);
 
 /// Threads of a block.
 pub(super) const ROW_THREADS: usize = 256;
 pub(super) const ATTENTION_THREADS: usize = 128;
+/// Warps of a thread block of `decode_attend`, each with a head.
+pub(super) const ATTEND_WARPS: usize = 4;
 pub(super) const SAMPLE_THREADS: usize = 1024;
 /// Columns that a thread block of `decode_norm` handles per iteration.
 const ITEM: usize = 4 * ROW_THREADS;
@@ -267,23 +285,50 @@ impl Tiling {
     }
 }
 
-fn product_defines(tiling: Tiling, int8: bool) -> Vec<String> {
+/// How matmuls read int8 weights in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Int8Weights {
+    /// There are none.
+    #[default]
+    Absent,
+    /// Dequantized to bf16.
+    Rounded,
+    /// As exact integers, for widths that are multiples of a block.
+    Exact,
+}
+
+/// Most blocks of int8 weights that a warp prefetches, for 8 rows.
+const BLOCK_DEPTH: usize = 8;
+
+fn product_defines(tiling: Tiling, int8: Int8Weights) -> Vec<String> {
     let mut defines = tiling.defines();
-    if tiling.reads_int8() {
-        defines.push(format!("INT8={}", u8::from(int8)));
+    if let Tiling::Few { nt, steps, .. } = tiling {
+        defines.push(format!("INT8={}", int8 as u8));
+        if int8 == Int8Weights::Exact {
+            let depth = steps.div_ceil(2).min(BLOCK_DEPTH / nt);
+            defines.push(format!("BLOCK_DEPTH={depth}"));
+        }
     }
     defines
 }
 
-fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
+fn row_defines(family: Family, width: usize, head_dim: usize, prefetch: bool) -> Vec<String> {
     let slabs = u8::from(family == Family::Wgmma);
     let items = width.div_ceil(ITEM);
-    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
+    let mut all =
+        vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")];
+    all.extend(prefetch.then(|| "PREFETCH=1".to_owned()));
+    all
 }
 
 /// Few rows need more loads in flight; many rows are many thread blocks, which need registers.
 fn attention_defines(head_dim: usize, few: bool) -> [String; 2] {
     [format!("HEAD_DIM={head_dim}"), format!("ROWS_IN_FLIGHT={}", if few { 16 } else { 8 })]
+}
+
+fn attend_defines(family: Family, head_dim: usize) -> Vec<String> {
+    let slabs = u8::from(family == Family::Wgmma);
+    vec![format!("HEAD_DIM={head_dim}"), "ROWS_IN_FLIGHT=8".into(), format!("SLABS={slabs}")]
 }
 
 /// Typical variants for compilation checks.
@@ -296,31 +341,45 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
         for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
-                for int8 in [false, true].into_iter().filter(|int8| tiling.reads_int8() || !int8) {
-                    all.push((tiling.source().0, product_defines(tiling, int8)));
+                let kinds = [Int8Weights::Absent, Int8Weights::Rounded, Int8Weights::Exact];
+                for int8 in &kinds[..if tiling.reads_int8() { 3 } else { 1 }] {
+                    all.push((tiling.source().0, product_defines(tiling, *int8)));
                 }
             }
         }
         for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
-            all.push((ROWS, row_defines(family, width, head_dim)));
+            all.push((ROWS, row_defines(family, width, head_dim, false)));
         }
     }
     for (head_dim, few) in [64, 128, 256].into_iter().flat_map(|d| [(d, true), (d, false)]) {
         all.push((ATTENTION, attention_defines(head_dim, few).into()));
     }
+    if generation.has_wgmma() {
+        for (family, head_dim) in families.iter().flat_map(|f| [64, 128].map(|d| (*f, d))) {
+            all.push((ATTEND, attend_defines(family, head_dim)));
+        }
+    }
+    if generation.has_dependent_launch() {
+        all.push((ROWS, row_defines(Family::Mma, 1536, 64, true)));
+    }
     all.push((SAMPLE, Vec::new()));
     all
 }
 
-/// The kernel of a matmul; `int8` if some of its matrices are int8.
-pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: bool) -> Result<Kernel> {
+/// What [`product`] needs compiled.
+pub(super) fn product_module(tiling: Tiling, int8: Int8Weights) -> ModuleKey {
+    (tiling.source().0, product_defines(tiling, int8))
+}
+
+/// The kernel of a matmul.
+pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: Int8Weights) -> Result<Kernel> {
     let (source, entry) = tiling.source();
     gpu.kernel(source, &product_defines(tiling, int8), entry)
 }
 
 /// The kernel that copies rows to the blocked layout.
 pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "decode_block")
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64, false), "decode_block")
 }
 
 /// The kernels of a step except matmuls.
@@ -330,9 +389,28 @@ pub(super) struct Kernels {
     pub(super) attention: Kernel,
     pub(super) merge: Kernel,
     pub(super) sample: Kernel,
+    /// The launch that replaces `heads`, `attention` and `merge`, if it is a candidate.
+    pub(super) attend: Option<Kernel>,
 }
 
 impl Kernels {
+    /// What [`Kernels::new`] needs compiled.
+    pub(super) fn modules(
+        family: Family,
+        rows: usize,
+        width: usize,
+        head_dim: usize,
+        candidates: Candidates,
+    ) -> Vec<ModuleKey> {
+        let mut all = vec![
+            (ROWS, row_defines(family, width, head_dim, candidates.prefetch)),
+            (ATTENTION, attention_defines(head_dim, rows <= FEW_ROWS).into()),
+            (SAMPLE, Vec::new()),
+        ];
+        all.extend(candidates.attend.then(|| (ATTEND, attend_defines(family, head_dim))));
+        all
+    }
+
     /// For steps of `rows` rows.
     pub(super) fn new(
         gpu: &Gpu,
@@ -340,8 +418,9 @@ impl Kernels {
         rows: usize,
         width: usize,
         head_dim: usize,
+        candidates: Candidates,
     ) -> Result<Self> {
-        let defines = row_defines(family, width, head_dim);
+        let defines = row_defines(family, width, head_dim, candidates.prefetch);
         let heads = attention_defines(head_dim, rows <= FEW_ROWS);
         Ok(Kernels {
             norm: gpu.kernel(ROWS, &defines, "decode_norm")?,
@@ -349,6 +428,10 @@ impl Kernels {
             merge: gpu.kernel(ROWS, &defines, "decode_merge")?,
             attention: gpu.kernel(ATTENTION, &heads, "decode_attention")?,
             sample: gpu.kernel(SAMPLE, &[], "decode_sample")?,
+            attend: candidates
+                .attend
+                .then(|| gpu.kernel(ATTEND, &attend_defines(family, head_dim), "decode_attend"))
+                .transpose()?,
         })
     }
 }

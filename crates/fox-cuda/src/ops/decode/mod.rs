@@ -3,6 +3,7 @@
 //! A step has one set of launches for all its rows, nine per layer. All kernels are compiled, and the launches of every
 //! bucket of rows and of context lengths are captured as a CUDA graph, when the slots are opened.
 
+mod candidates;
 mod dequantize;
 mod graph;
 mod kernels;
@@ -24,6 +25,7 @@ use crate::backend::storage::memory;
 use crate::ops::paged::{DeviceTable, Writes};
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
+use candidates::Choice;
 use graph::Graph;
 pub(super) use kernels::variants;
 use kernels::{BUCKETS, MAX_ROWS, bucket_of, kv_splits};
@@ -37,9 +39,11 @@ const MIN_PAGES: usize = 64;
 /// The slots of a model.
 struct CudaSlots {
     // Dropped first: graphs refer to the buffers.
-    /// By bucket and by the logarithm of the KV splits; empty when launches are not captured.
-    graphs: Vec<Vec<Graph>>,
-    steps: Steps,
+    /// By kind of step, bucket and logarithm of the KV splits; empty when launches are not captured.
+    graphs: Vec<Vec<Vec<Graph>>>,
+    /// Kinds of steps, which follow each other in turn.
+    kinds: Vec<Steps>,
+    steps_begun: usize,
     weights: DeviceWeights,
     work: Workspace,
     state: SlotState,
@@ -87,13 +91,17 @@ impl Cuda {
         let weights = self.device_weights(model)?;
         let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
         let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
+        let kinds = Choice::from_environment()?.kinds().into_iter();
+        let kinds =
+            kinds.map(|kind| Steps::new(&self.gpu, buckets, &weights, kind, mode.overlapping));
         let raw = 2 * shape.kv_heads * shape.head_dim;
         let slot = |_| {
             Ok(Slot { ends: self.gpu.alloc(1)?, room: 0, len: 0, capacity: 0, tables: Vec::new() })
         };
         let mut slots = CudaSlots {
             graphs: Vec::new(),
-            steps: Steps::new(&self.gpu, buckets, &weights, mode.overlapping)?,
+            kinds: kinds.collect::<Result<_>>()?,
+            steps_begun: 0,
             work: Workspace::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
             state: SlotState {
                 tables: self.gpu.zeros(count * layers)?,
@@ -108,17 +116,18 @@ impl Cuda {
         // A step of each bucket without sequences loads all kernels, which must not happen during capture.
         for bucket in 0..buckets {
             self.upload_rows(&mut slots, &[], bucket)?;
-            slots.launch(bucket, 1)?;
+            slots.kinds.iter().try_for_each(|steps| slots.launch(steps, bucket, 1))?;
         }
         self.gpu.synchronize()?;
         if mode.captured {
             let most = kv_splits(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
-            for bucket in 0..buckets {
-                let capture =
-                    |log: u32| Graph::capture(&self.gpu, || slots.launch(bucket, 1 << log));
-                let graphs = (0..=most).map(capture).collect::<Result<Vec<_>>>()?;
-                slots.graphs.push(graphs);
-            }
+            let capture = |steps: &Steps, bucket: usize| -> Result<Vec<Graph>> {
+                let of =
+                    |log: u32| Graph::capture(&self.gpu, || slots.launch(steps, bucket, 1 << log));
+                (0..=most).map(of).collect()
+            };
+            let all = |steps: &Steps| (0..buckets).map(|bucket| capture(steps, bucket)).collect();
+            slots.graphs = slots.kinds.iter().map(all).collect::<Result<_>>()?;
         }
         Ok(Some(Box::new(slots)))
     }
@@ -163,10 +172,13 @@ impl Cuda {
         let splits = splits.unwrap_or(1).next_power_of_two();
         self.upload_rows(slots, step, bucket)?;
         step.iter().for_each(|row| slots.slots[row.slot].len += 1);
-        match slots.graphs.get(bucket).and_then(|graphs| graphs.get(splits.ilog2() as usize)) {
+        let kind = slots.next_kind();
+        slots.steps_begun += 1;
+        let graphs = slots.graphs.get(kind).and_then(|graphs| graphs.get(bucket));
+        match graphs.and_then(|graphs| graphs.get(splits.ilog2() as usize)) {
             // SAFETY: `slots` owns the buffers and keeps the pages of its sequences alive.
             Some(graph) => unsafe { graph.launch(&self.gpu) },
-            None => slots.launch(bucket, splits),
+            None => slots.launch(&slots.kinds[kind], bucket, splits),
         }
     }
 
@@ -322,8 +334,13 @@ impl Cuda {
 }
 
 impl CudaSlots {
-    fn launch(&self, bucket: usize, kv_splits: usize) -> Result<()> {
-        self.steps.launch(bucket, kv_splits, &self.weights, &self.work, &self.state)
+    fn launch(&self, steps: &Steps, bucket: usize, kv_splits: usize) -> Result<()> {
+        steps.launch(bucket, kv_splits, &self.weights, &self.work, &self.state)
+    }
+
+    /// The index of the kind of the next step.
+    fn next_kind(&self) -> usize {
+        self.steps_begun % self.kinds.len()
     }
 }
 
@@ -363,7 +380,8 @@ impl SlotDecodeOps for Cuda {
         let slots: &mut CudaSlots = slot_state(state)?;
         let len = |slot: usize| slots.slots[slot].len;
         fox_tensor::check_slot_rows(slots.weights.model(), rows, len)?;
-        Ok(self.timed("decode step", || self.begin(slots, rows))?)
+        let name = slots.kinds[slots.next_kind()].name();
+        Ok(self.timed(name, || self.begin(slots, rows))?)
     }
 
     fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<SampledToken>> {

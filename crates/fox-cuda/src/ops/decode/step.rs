@@ -1,9 +1,10 @@
 //! The launches of a decode step.
 
+use super::candidates::{Candidates, PREFETCH_LAYERS, ranges};
 use super::dequantize::Dequantizer;
 use super::kernels::{
-    ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS, SAMPLE_THREADS,
-    Tiling, product,
+    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Int8Weights, Kernels, MAX_ROWS,
+    ROW_THREADS, SAMPLE_THREADS, Tiling, product, product_module,
 };
 use super::params::{
     DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
@@ -18,43 +19,53 @@ use crate::{Buffer, Gpu, Result};
 /// Warps of a thread block of the row-wise kernels.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
-/// The matmul kernels of a bucket.
-struct Products {
+/// The tile sizes of the matmuls of a bucket.
+#[derive(Clone, Copy)]
+struct Tilings {
     family: Family,
     /// Query, key and value projections, and logits.
-    wide: Kernel,
-    wide_tiling: Tiling,
+    wide: Tiling,
     /// Output projection of attention.
-    heads: Kernel,
-    heads_tiling: Tiling,
+    heads: Tiling,
     /// Gate and up.
-    glu: Kernel,
-    glu_tiling: Tiling,
+    glu: Tiling,
     /// Down.
-    down: Kernel,
-    down_tiling: Tiling,
+    down: Tiling,
 }
 
-impl Products {
-    fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Result<Self> {
+impl Tilings {
+    fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Self {
         let widths = [weights.width, weights.heads_width, weights.inner];
         let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
-        let product = |tiling: Tiling| product(gpu, tiling, weights.most_packed > 0);
-        let (wide_tiling, heads_tiling) =
-            (tiling(weights.width, false), tiling(weights.heads_width, false).split());
-        let (glu_tiling, down_tiling) =
-            (tiling(weights.width, true), tiling(weights.inner, false).split());
-        Ok(Products {
+        Tilings {
             family,
-            wide: product(wide_tiling)?,
-            wide_tiling,
-            heads: product(heads_tiling)?,
-            heads_tiling,
-            glu: product(glu_tiling)?,
-            glu_tiling,
-            down: product(down_tiling)?,
-            down_tiling,
+            wide: tiling(weights.width, false),
+            heads: tiling(weights.heads_width, false).split(),
+            glu: tiling(weights.width, true),
+            down: tiling(weights.inner, false).split(),
+        }
+    }
+}
+
+/// The matmul kernels of a bucket.
+struct Products {
+    tilings: Tilings,
+    wide: Kernel,
+    heads: Kernel,
+    glu: Kernel,
+    down: Kernel,
+}
+
+impl Products {
+    fn new(gpu: &Gpu, tilings: Tilings, int8: Int8Weights) -> Result<Self> {
+        let product = |tiling: Tiling| product(gpu, tiling, int8);
+        Ok(Products {
+            tilings,
+            wide: product(tilings.wide)?,
+            heads: product(tilings.heads)?,
+            glu: product(tilings.glu)?,
+            down: product(tilings.down)?,
         })
     }
 }
@@ -122,6 +133,9 @@ pub(super) struct SlotState {
 
 /// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
+    candidates: Candidates,
+    /// Those that apply to each bucket.
+    own: Vec<Candidates>,
     kernels: Vec<Kernels>,
     products: Vec<Products>,
     dequantizer: Dequantizer,
@@ -168,19 +182,46 @@ impl Steps {
         gpu: &Gpu,
         buckets: usize,
         weights: &DeviceWeights,
+        candidates: Candidates,
         overlapping: bool,
     ) -> Result<Self> {
-        let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
-        let products = products.collect::<Result<Vec<_>>>()?;
-        let kernels = |(products, rows): (&Products, &usize)| {
-            Kernels::new(gpu, products.family, *rows, weights.width, weights.shape.head_dim)
+        let int8 = candidates.int8_weights(weights);
+        let (width, head_dim) = (weights.width, weights.shape.head_dim);
+        let tilings =
+            BUCKETS[..buckets].iter().map(|rows| (*rows, Tilings::new(gpu, *rows, weights)));
+        let tilings: Vec<(usize, Tilings)> = tilings.collect();
+        let own = |rows: usize| candidates.at(rows, weights, gpu.generation());
+        let mut modules = Vec::new();
+        for &(rows, Tilings { family, wide, heads, glu, down }) in &tilings {
+            modules.extend([wide, heads, glu, down].map(|tiling| product_module(tiling, int8)));
+            modules.extend(Kernels::modules(family, rows, width, head_dim, own(rows)));
+        }
+        gpu.compile_all(&modules)?;
+        let kernels = |&(rows, tilings): &(usize, Tilings)| {
+            Kernels::new(gpu, tilings.family, rows, width, head_dim, own(rows))
         };
+        let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
-            kernels: products.iter().zip(&BUCKETS).map(kernels).collect::<Result<_>>()?,
-            products,
+            own: tilings.iter().map(|(rows, _)| own(*rows)).collect(),
+            candidates,
+            kernels: tilings.iter().map(kernels).collect::<Result<_>>()?,
+            products: tilings.iter().map(products).collect::<Result<_>>()?,
             dequantizer: Dequantizer::new(gpu)?,
             overlapping: overlapping && gpu.generation().has_dependent_launch(),
         })
+    }
+
+    /// Its name in profiles.
+    pub(super) fn name(&self) -> &'static str {
+        match self.candidates == Candidates::default() {
+            true => "decode step",
+            false => "decode step with candidates",
+        }
+    }
+
+    /// Layers of thread blocks that prefetch, behind those of the norms and of the heads.
+    fn further_blocks(&self, bucket: usize) -> usize {
+        if self.own[bucket].prefetch { PREFETCH_LAYERS } else { 0 }
     }
 
     /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
@@ -210,8 +251,9 @@ impl Steps {
                 launch_product(kernel, tiling, rows, params, self.overlapping && !dequantized)
             }
         };
+        let further = self.further_blocks(bucket);
         // Adds up the partial sums of the matmul before it.
-        let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
+        let norm = |norm: u64, embeddings: u64, product: Tiling, coming| -> Result<()> {
             let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
@@ -222,8 +264,9 @@ impl Steps {
                 width,
                 k_splits: product.k_splits(),
                 eps: weights.norm_eps,
+                coming,
             };
-            run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
+            run(kernels.norm.launch([rows, 1 + further, 1], ROW_THREADS).params(params)?)
         };
         let on_x = DecodeMatmul {
             x: work.x.address().into(),
@@ -236,9 +279,9 @@ impl Steps {
         };
         for (l, layer) in weights.layers.iter().enumerate() {
             let embeddings = if l == 0 { weights.embeddings } else { 0 };
-            norm(layer.mixer_norm, embeddings, products.down_tiling)?;
+            norm(layer.mixer_norm, embeddings, products.tilings.down, <_>::default())?;
             let params = DecodeMatmul { matrices: layer.matrices, ..on_x };
-            multiply(&products.wide, products.wide_tiling, params)?;
+            multiply(&products.wide, products.tilings.wide, params)?;
             self.attend(l, bucket, kv_splits, weights, work, slots)?;
             let params = DecodeMatmul {
                 x: work.mixed.address().into(),
@@ -248,10 +291,11 @@ impl Steps {
                 stride: width,
                 ..DecodeMatmul::default()
             };
-            multiply(&products.heads, products.heads_tiling, params)?;
-            norm(layer.mlp_norm, 0, products.heads_tiling)?;
+            multiply(&products.heads, products.tilings.heads, params)?;
+            let down = (layer.down, layer.down.rows * weights.inner);
+            norm(layer.mlp_norm, 0, products.tilings.heads, ranges([down, <_>::default()]))?;
             let params = DecodeMatmul { matrices: single(layer.gate_up), ..on_x };
-            multiply(&products.glu, products.glu_tiling, params)?;
+            multiply(&products.glu, products.tilings.glu, params)?;
             let params = DecodeMatmul {
                 x: work.inner.address().into(),
                 y: work.delta.address().into(),
@@ -260,16 +304,16 @@ impl Steps {
                 stride: width,
                 ..DecodeMatmul::default()
             };
-            multiply(&products.down, products.down_tiling, params)?;
+            multiply(&products.down, products.tilings.down, params)?;
         }
-        norm(weights.norm, 0, products.down_tiling)?;
+        norm(weights.norm, 0, products.tilings.down, <_>::default())?;
         let params = DecodeMatmul {
             y: work.logits.address().into(),
             matrices: single(weights.head),
             stride: weights.vocab,
             ..on_x
         };
-        multiply(&products.wide, products.wide_tiling, params)?;
+        multiply(&products.wide, products.tilings.wide, params)?;
         let sampled = work.sampled.address();
         let params = DecodeSample {
             logits: work.logits.address().into(),
@@ -300,7 +344,7 @@ impl Steps {
             unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
         };
         let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
-        let params = DecodeHeads {
+        let to_heads = DecodeHeads {
             rows: work.input.address().into(),
             raw: work.raw.address().into(),
             q: work.q.address().into(),
@@ -321,10 +365,12 @@ impl Steps {
             k_shared: layer.k_shared,
             qk_eps: shape.qk_eps,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
+            coming: ranges([
+                (layer.o_proj, layer.o_proj.rows * weights.heads_width),
+                (layer.gate_up, 2 * layer.gate_up.rows * weights.width),
+            ]),
         };
-        let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
-        run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
-        let params = DecodeAttentionParams {
+        let to_attention = DecodeAttentionParams {
             rows: work.input.address().into(),
             tables: slots.tables.address().into(),
             q: work.q.address().into(),
@@ -338,9 +384,7 @@ impl Steps {
             window: shape.window.unwrap_or(0),
             gated: gate >= 0,
         };
-        let grid = [kv_splits, kv_heads, rows];
-        run(kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
-        let params = DecodeMerge {
+        let to_merge = DecodeMerge {
             rows: work.input.address().into(),
             partials: work.partials.address().into(),
             raw: work.raw.address().into(),
@@ -353,7 +397,17 @@ impl Steps {
             act: activation_code(shape.output_act),
             eps: shape.norm_eps,
         };
+        if let Some(attend) = &kernels.attend {
+            let grid = [heads.div_ceil(ATTEND_WARPS), rows, 1];
+            let launch = attend.launch(grid, 32 * ATTEND_WARPS).params(to_heads)?;
+            return run(launch.params(to_attention)?.params(to_merge)?);
+        }
+        let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
+        let further = self.further_blocks(bucket);
+        run(kernels.heads.launch([units, rows, 1 + further], ROW_THREADS).params(to_heads)?)?;
+        let grid = [kv_splits, kv_heads, rows];
+        run(kernels.attention.launch(grid, ATTENTION_THREADS).params(to_attention)?)?;
         let grid = [heads.div_ceil(ROW_WARPS), rows, 1];
-        run(kernels.merge.launch(grid, ROW_THREADS).params(params)?)
+        run(kernels.merge.launch(grid, ROW_THREADS).params(to_merge)?)
     }
 }
