@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use crate::candidates;
 use crate::compile::compile_cached;
 use crate::copies::Staging;
 use crate::generation::{ComputeCapability, Generation};
@@ -73,6 +74,7 @@ impl Gpu {
     }
 
     fn open(ordinal: usize, lent: Option<sys::CUstream>) -> Result<Self> {
+        candidates::from_environment()?;
         if !Self::driver_is_present() {
             return Err(Error::MissingLibrary {
                 library: "libcuda",

@@ -22,7 +22,7 @@
 // worse at 64 and with pruning: tiles run in lockstep, and the first one always misses the L2 cache).
 //
 // The consumers' main loop is in backward_consumer.cuh. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else
-// 64), GATES, WINDOW.
+// 64), GATES, WINDOW, LEFT_REGISTERS (left operands K, V and dS from registers; see gemm_stream_nt).
 #include "attention.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -35,6 +35,10 @@ constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
 constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
 static_assert(DS_SLABS * SLABS == 2, "two warpgroups compute dQ as two 64 x 64 halves");
+// With LEFT_REGISTERS dP = V dO^T takes fragments of DP_STEPS x 16 columns of V through registers, between parts of the
+// exponentials: as many cycles of products as of exponentials.
+constexpr int DP_STEPS = SLABS;
+constexpr int DP_PARTS = LEFT_REGISTERS ? HEAD_DIM / 16 / DP_STEPS : 1;
 
 // A warpgroup's 64 x 64 half of dQ of a tile in accumulator order, then the sums of dS over each eighth of the
 // queries, per warp: finer sums would spill at head dim 64.
@@ -234,14 +238,14 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
             } else {
                 while (load_acquire(p.semaphores + index) != turn) {
                 }
-                asm volatile("fence.proxy.async;" ::: "memory");
+                fence_async_proxies();
                 bulk_add_f32(dst, sh.dq[half], sizeof(sh.dq[half]));
             }
             bulk_commit();
             bulk_wait_read();
             mbarrier_arrive(&sh.dq_empty[half]);
             bulk_wait();
-            asm volatile("fence.proxy.async;" ::: "memory");
+            fence_async_proxies();
             store_release(p.semaphores + index, turn + 1);
         });
         mbarrier_arrive(&sh.tile_empty[slot]);
@@ -254,7 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_bwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                   const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map,
                   const __grid_constant__ BackwardParams p) {
+#if EMULATED
+    u8* memory = block_memory(SHARED_BYTES);
+#else
     extern __shared__ __align__(1024) u8 memory[];
+#endif
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x == 0) init_barriers(sh);
     __syncthreads();

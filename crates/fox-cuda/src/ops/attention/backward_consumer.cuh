@@ -12,13 +12,14 @@ struct Consumer {
     static DEVICE int row() { return int(threadIdx.x) / 32 * 16 - 64 + lane() / 4; }
     static DEVICE void release(u64* bar) { mbarrier_arrive_warp(bar); }
 
-    // Softmax from the saved row statistics: S^T to P^T.
-    template <bool MASKED>
+    // Softmax from the saved row statistics: S^T to P^T, for part PART of the queries.
+    template <bool MASKED, int PART>
     DEVICE void probabilities(float (&s)[BLOCK_M / 2], int stage, float w0, float w1, int key0,
                               int position) {
+        constexpr int GROUPS = BLOCK_M / 8;
         const int column0 = 2 * (lane() % 4);
 #pragma unroll
-        for (int g = 0; g < BLOCK_M / 8; ++g) {
+        for (int g = PART * GROUPS / DP_PARTS; g < (PART + 1) * GROUPS / DP_PARTS; ++g) {
             float2 base = *reinterpret_cast<const float2*>(&sh.row_base[stage][8 * g + column0]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -70,10 +71,7 @@ struct Consumer {
         for (int k = 0; k < BLOCK_M / 16; ++k) {
             int chunk = 2 * k + matrix / 2;
             u32 address = base + chunk / 8 * KV_SLAB + (chunk % 8 ^ key % 8) * 16;
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             address),
-                         "r"(df[4 * k]), "r"(df[4 * k + 1]), "r"(df[4 * k + 2]), "r"(df[4 * k + 3])
-                         : "memory");
+            store_matrices(address, df + 4 * k);
         }
     }
 
@@ -97,11 +95,15 @@ struct Consumer {
 
     // This warpgroup's half of dQ of step `index`, from the dS of both warpgroups; committed, not waited for.
     DEVICE void multiply_dq(float (&dq)[32], u32 index) {
-        const u8* ds = sh.ds[index % 3];
-        wgmma_fence();
-        gemm_tn<64, BLOCK_N>(dq, matrix_descriptor(ds + (DS_SLABS == 2 ? warpgroup * KV_SLAB : 0), 0),
-                             matrix_descriptor(sh.k + (SLABS == 2 ? warpgroup * KV_SLAB : 0), 0));
-        wgmma_commit();
+        const u8* ds = sh.ds[index % 3] + (DS_SLABS == 2 ? warpgroup * KV_SLAB : 0);
+        const u64 keys = matrix_descriptor(sh.k + (SLABS == 2 ? warpgroup * KV_SLAB : 0), 0);
+        if (LEFT_REGISTERS) {
+            gemm_stream_tn<64, BLOCK_N>(dq, ds, keys);
+        } else {
+            wgmma_fence();
+            gemm_tn<64, BLOCK_N>(dq, matrix_descriptor(ds, 0), keys);
+            wgmma_commit();
+        }
     }
 
     DEVICE void publish_dq(const float (&dq)[32], float sum, u32 index) {
@@ -151,11 +153,56 @@ struct Consumer {
     DEVICE void multiply_scores(float (&s)[BLOCK_M / 2], u32 index) {
         const int stage = index % STAGES;
         mbarrier_wait(&sh.q_full[stage], index / STAGES % 2);
-        wgmma_fence();
-        gemm_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(
-            s, matrix_descriptor(sh.k + warpgroup * 64 * SLAB_ROW_BYTES, 0),
-            matrix_descriptor(sh.q[stage], 0));
+        const u8* keys = sh.k + warpgroup * 64 * SLAB_ROW_BYTES;
+        const u64 queries = matrix_descriptor(sh.q[stage], 0);
+        if (LEFT_REGISTERS) {
+            gemm_stream_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(s, keys, queries);
+        } else {
+            wgmma_fence();
+            gemm_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(s, matrix_descriptor(keys, 0), queries);
+            wgmma_commit();
+        }
+    }
+
+    // Part PART of dP^T = V dO^T of a stage; committed, not waited for.
+    template <int PART>
+    DEVICE void multiply_values(float (&dp)[BLOCK_M / 2], int stage) {
+        const u8* values = sh.v + warpgroup * 64 * SLAB_ROW_BYTES;
+        const u64 d_out = matrix_descriptor(sh.d_out[stage], 0);
+        if (LEFT_REGISTERS) {
+            u32 batch[4 * DP_STEPS];
+            load_left<16 * DP_STEPS, KV_SLAB>(batch, values, DP_STEPS * PART);
+            wgmma_fence();
+#pragma unroll
+            for (int k = DP_STEPS * PART; k < DP_STEPS * (PART + 1); ++k) {
+                Wgmma<BLOCK_M>::template rs<K_MAJOR>(
+                    dp, batch + k % DP_STEPS * 4, descriptor_advance(d_out, k / 4 * Q_SLAB + k % 4 * 32), k > 0);
+            }
+        } else {
+            wgmma_fence();
+            gemm_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(dp, matrix_descriptor(values, 0), d_out);
+        }
         wgmma_commit();
+    }
+
+    // dP^T of this step, and the exponentials beside its parts.
+    template <int PART = 0>
+    DEVICE void multiply_values_beside(float (&dp)[BLOCK_M / 2], float (&s)[BLOCK_M / 2], int stage,
+                                       float w0, float w1, const BackwardTile& t, int position) {
+        multiply_values<PART>(dp, stage);
+        if (PART == 0) mbarrier_wait(&sh.rows_full[stage], step / STAGES % 2);
+        const int key0 = t.n * BLOCK_N + warpgroup * 64;
+        const bool masked =
+            key0 + 63 > position || (WINDOW && position + BLOCK_M - 1 - key0 >= p.window);
+        if (masked) {
+            probabilities<true, PART>(s, stage, w0, w1, t.n * BLOCK_N + row(), position);
+        } else {
+            probabilities<false, PART>(s, stage, w0, w1, 0, 0);
+        }
+        wgmma_wait<0>();
+        if constexpr (PART + 1 < DP_PARTS) {
+            multiply_values_beside<PART + 1>(dp, s, stage, w0, w1, t, position);
+        }
     }
 
     // One block of queries. S^T is in registers on entry, that of the next block on exit. dQ is that of the previous
@@ -167,27 +214,11 @@ struct Consumer {
                       float (&dk)[HEAD_DIM / 2], float (&dv)[HEAD_DIM / 2], float2& sums,
                       float& tile_sum) {
         const int stage = step % STAGES;
-        const u32 phase = step / STAGES % 2;
         float dp[BLOCK_M / 2], dq[32], part[SUMS];
         u32 pf[BLOCK_M / 4], df[BLOCK_M / 4];
 
-        mbarrier_wait(&sh.do_full[stage], phase);
-        wgmma_fence();
-        gemm_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(
-            dp, matrix_descriptor(sh.v + warpgroup * 64 * SLAB_ROW_BYTES, 0),
-            matrix_descriptor(sh.d_out[stage], 0));
-        wgmma_commit();
-        mbarrier_wait(&sh.rows_full[stage], phase);
-        const int position = t.offset + m * BLOCK_M;
-        const int key0 = t.n * BLOCK_N + warpgroup * 64;
-        const bool masked =
-            key0 + 63 > position || (WINDOW && position + BLOCK_M - 1 - key0 >= p.window);
-        if (masked) {
-            probabilities<true>(s, stage, w0, w1, t.n * BLOCK_N + row(), position);
-        } else {
-            probabilities<false>(s, stage, w0, w1, 0, 0);
-        }
-        wgmma_wait<0>();
+        mbarrier_wait(&sh.do_full[stage], step / STAGES % 2);
+        multiply_values_beside(dp, s, stage, w0, w1, t, t.offset + m * BLOCK_M);
         float2 column_sums = gradient(s, dp, pf, df, part, stage);
         __syncwarp();
         release(&sh.rows_empty[stage]);
@@ -204,16 +235,19 @@ struct Consumer {
         gemm_rn<HEAD_DIM, BLOCK_M>(dv, pf, matrix_descriptor(sh.d_out[stage], Q_SLAB), true);
         gemm_rn<HEAD_DIM, BLOCK_M>(dk, df, matrix_descriptor(sh.q[stage], Q_SLAB), true);
         wgmma_commit();
+        float next_sum;
+        // Shuffles beside products, and eight registers less during those below.
+        if (LEFT_REGISTERS) next_sum = transposed_sum(part);
         if (!LAST) multiply_scores(s, step + 1);
-        // dV and dK are finished: their operands' registers are free for dQ.
-        wgmma_wait<LAST ? 0 : 1>();
+        // dV and dK are finished: their operands' registers are free for dQ. There are none for the fragments of S, too.
+        wgmma_wait<LAST || LEFT_REGISTERS ? 0 : 1>();
         release(&sh.do_empty[stage]);
         release(&sh.q_empty[stage]);
         if (!FIRST) multiply_dq(dq, step - 1);
         wgmma_wait<0>();
         barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), 256);
         if (!FIRST) publish_dq(dq, tile_sum, step - 1);
-        tile_sum = transposed_sum(part);
+        tile_sum = LEFT_REGISTERS ? next_sum : transposed_sum(part);
         sums.x += column_sums.x;
         sums.y += column_sums.y;
         ++step;
