@@ -14,23 +14,27 @@ use crate::{Error, Result};
 pub enum Candidate {
     /// Attention backward on Hopper with all left operands from registers.
     AttentionRegisters,
+    /// Attention backward on Hopper for bidirectional masks, in place of the portable one.
+    AttentionBidirectional,
 }
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 1] = [Candidate::AttentionRegisters];
+    pub const ALL: [Candidate; 2] =
+        [Candidate::AttentionRegisters, Candidate::AttentionBidirectional];
 
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
             Candidate::AttentionRegisters => "attention-registers",
+            Candidate::AttentionBidirectional => "attention-bidirectional",
         }
     }
 
     /// The text in the names of the self-test cases that it computes.
     pub fn cases(self) -> &'static str {
         match self {
-            Candidate::AttentionRegisters => "attention",
+            Candidate::AttentionRegisters | Candidate::AttentionBidirectional => "attention",
         }
     }
 

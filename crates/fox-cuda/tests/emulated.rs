@@ -227,7 +227,7 @@ fn attention_backward_on_hopper_matches_its_definition() {
         .filter(|(source, _)| source.name == "attention_bwd_sm90")
         .map(|(_, defines)| defines.join(" "))
         .collect();
-    variants.retain(|defines| !defines.contains("HEAD_DIM=96") && !defines.contains("GATES=0 WINDOW=1"));
+    variants.retain(|defines| !defines.contains("HEAD_DIM=96") && !(defines.contains("GATES=0") && defines.contains("WINDOW=1")));
     let sources = ["attention_gates", "attention_plan", "attention_rows", "attention_bwd_sm90"];
     let printed = run("attention_bwd", &sources, &variants);
     for (variant, words) in variants.iter().zip(&printed) {
@@ -236,7 +236,8 @@ fn attention_backward_on_hopper_matches_its_definition() {
     // Left operands from registers change the order of no sum.
     for (variant, words) in variants.iter().zip(&printed) {
         let other = variant.replace("LEFT_REGISTERS=1", "LEFT_REGISTERS=0");
-        let at = variants.iter().position(|v| *v == other).unwrap();
-        assert_eq!(words, &printed[at], "{variant}");
+        if let Some(at) = variants.iter().position(|v| *v == other) {
+            assert_eq!(words, &printed[at], "{variant}");
+        }
     }
 }

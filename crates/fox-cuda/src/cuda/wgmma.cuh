@@ -88,15 +88,16 @@ DEVICE void gemm_stream_nt(float (&d)[N / 2], const u8* a, u64 b) {
     }
 }
 
-// d = A[K x 64]^T B[K x N], both MN-major.
-template <int N, int K>
-DEVICE void gemm_stream_tn(float (&d)[N / 2], const u8* a, u64 b) {
-    u32 ring[FRAGMENTS<N>][4];
+// d = A[K x 64]^T B[K x N], both MN-major, with a ring of RING fragments. Calls each(fragment) for those of A.
+template <int N, int K, int RING, class F>
+DEVICE void gemm_stream_tn(float (&d)[N / 2], const u8* a, u64 b, F each) {
+    u32 ring[RING][4];
 #pragma unroll
     for (int k = 0; k < K / 16; ++k) {
-        u32(&fragment)[4] = ring[k % FRAGMENTS<N>];
-        if (k >= FRAGMENTS<N>) wgmma_wait<FRAGMENTS<N> - 1>();
+        u32(&fragment)[4] = ring[k % RING];
+        if (k >= RING) wgmma_wait<RING - 1>();
         load_left_transposed<16>(fragment, a, k);
+        each(fragment);
         wgmma_fence();
         Wgmma<N>::template rs<MN_MAJOR>(d, fragment, descriptor_advance(b, k * 2 * ATOM_BYTES), k > 0);
         wgmma_commit();

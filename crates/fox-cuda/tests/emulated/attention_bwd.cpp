@@ -7,10 +7,6 @@
 #include "attention_rows.cu"
 #include "attention_bwd_sm90.cu"
 
-#ifndef MASK
-#define MASK 0
-#endif
-
 typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;
 typedef std::vector<u16> Reals;
@@ -147,7 +143,7 @@ void test(Case x) {
     plan.m_tile_count = m_count, plan.heads = heads, plan.kv_heads = x.kv_heads, plan.gate_stride = x.stride;
     plan.block_m = BLOCK_M, plan.block_n = BLOCK_N, plan.mask = MASK, plan.window = WINDOW ? x.window : 0;
     plan.log_tolerance = LOG_TOLERANCE;
-    std::vector<int2> spans(heads * m_count), ranges(heads * n_count);
+    std::vector<int2> spans(heads * m_count), ranges(heads * n_count * (1 + MASK));
     launch({(heads * m_count + 127) / 128, 1, 1}, 128, [&] { plan_backward_spans(plan, spans.data()); });
     launch({(heads * n_count + 127) / 128, 1, 1}, 128,
            [&] { plan_backward_ranges(plan, spans.data(), x.n_tiles.data(), n_count, ranges.data()); });
@@ -175,7 +171,7 @@ void test(Case x) {
     p.semaphores = semaphores.data(), p.gates = own_gates, p.rows = rows.data(), p.segments = segments;
     p.n_tiles = x.n_tiles.data(), p.ranges = ranges.data(), p.spans = spans.data(), p.next_tile = &next_tile;
     p.n_tile_count = n_count, p.m_tile_count = m_count, p.heads = heads, p.kv_heads = x.kv_heads;
-    p.group_heads = 1, p.reversed_heads = x.reversed_heads, p.head_dim = x.d, p.gate_stride = x.stride;
+    p.group_heads = 1, p.reversed_heads = MASK ? 0 : x.reversed_heads, p.head_dim = x.d, p.gate_stride = x.stride;
     p.window = x.window, p.scale = x.scale, p.scale_log2 = x.scale * LOG2_E;
     const auto map = [&](const Reals& data, int heads, int rows, int box) {
         return TensorMap{data.data(), x.d, heads, rows, box};
@@ -184,9 +180,11 @@ void test(Case x) {
     const TensorMap k = map(x.k, x.kv_heads, x.k_rows, BLOCK_N), v = map(x.v, x.kv_heads, x.k_rows, BLOCK_N);
     launch_together(3, THREADS, [&] { attention_bwd(q, k, v, d_out, p); });
 
-    Floats row_sums(heads * m_count * SUMS);
+    constexpr int SUMS_PER_TILE = MASK ? BLOCK_M : SUMS;
+    Floats row_sums(heads * m_count * SUMS_PER_TILE);
     launch({m_count, heads, 1}, 256, [&] {
-        finish_dq(dq.data(), row_sums.data(), scratch.data(), segments, x.m_tiles.data(), heads, x.d, BLOCK_M, x.scale);
+        finish_dq(dq.data(), row_sums.data(), scratch.data(), segments, x.m_tiles.data(), heads, x.d, BLOCK_M, MASK,
+                  x.scale);
     });
     check(dq, x.dq, 0.008, "dq");
     check(dk, x.dk, 0.008, "dk");
@@ -195,7 +193,7 @@ void test(Case x) {
         Floats dlog_gates(x.log_gates.size());
         GradientInputs in = {};
         in.column_sums = column_sums.data(), in.row_sums = row_sums.data(), in.rows = &rows.data()->x;
-        in.gate_stride = x.stride, in.m_tile_count = m_count, in.block_m = BLOCK_M, in.rows_per_sum = BLOCK_M / SUMS;
+        in.gate_stride = x.stride, in.m_tile_count = m_count, in.block_m = BLOCK_M, in.rows_per_sum = BLOCK_M / SUMS_PER_TILE;
         launch({chunk_count, heads, 1}, CHUNK,
                [&] { gate_gradient_totals(totals.data(), in, segments, x.chunks.data()); });
         launch({chunk_count, heads, 1}, CHUNK, [&] {

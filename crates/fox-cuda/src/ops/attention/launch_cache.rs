@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_tensor::Segments;
+use fox_tensor::{Mask, Segments};
 
 use super::Attention;
 use super::tiles::{self, Features, TileConfig};
@@ -80,7 +80,11 @@ impl<T: Float> Attention<'_, T> {
             wgmma: self.uses_wgmma(),
             head_dim: self.spec.head_dim,
             features: self.features(),
-            left_registers: !forward && enabled(Candidate::AttentionRegisters),
+            left_registers: !forward
+                && enabled(match self.spec.mask {
+                    Mask::Causal => Candidate::AttentionRegisters,
+                    Mask::Bidirectional => Candidate::AttentionBidirectional,
+                }),
         }
     }
 

@@ -79,8 +79,8 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig 
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
-/// Backward on Hopper, for causal masks and head dims up to 128; its left operands come from registers or, where both
-/// operands can be there, from shared memory.
+/// Backward on Hopper, for head dims up to 128. Its left operands come from registers, or with a causal mask also from
+/// shared memory.
 pub(crate) fn hopper_backward(
     head_dim: usize,
     features: Features,
@@ -93,7 +93,7 @@ pub(crate) fn hopper_backward(
         96 | 128 => 64,
         _ => return None,
     };
-    if features.mask != Mask::Causal {
+    if features.mask != Mask::Causal && !left_registers {
         return None;
     }
     let (block_n, slabs) = (128, head_dim.div_ceil(64));
@@ -101,11 +101,12 @@ pub(crate) fn hopper_backward(
     let queries = 2 * 2 * slabs * block_m * 128;
     let ds = 3 * (block_m / 64) * block_n * 128;
     let dq = 2 * 64 * 64 * 4;
-    let [gates, _, window] = features.defines();
+    let [gates, mask, window] = features.defines();
     let defines = vec![
         format!("HEAD_DIM={head_dim}"),
         format!("BLOCK_M={block_m}"),
         gates,
+        mask,
         window,
         format!("LEFT_REGISTERS={}", i32::from(left_registers)),
     ];
