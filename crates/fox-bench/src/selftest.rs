@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
+use fox_cuda::{Candidate, select_candidates};
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, DeviceKind, Error};
@@ -87,7 +88,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for device in args.device.open_poisoned()? {
         log.line(&device.backend().description())?;
         if cases {
-            passed &= check_cases(args, &device, &mut log)?;
+            passed &= check_cases(args, &device, None, &mut log)?;
+        }
+        if device.backend().kind() == DeviceKind::Cuda {
+            for candidate in Candidate::ALL {
+                passed &= check_candidate(args, &device, candidate, &mut log)?;
+            }
         }
         if decoding {
             passed &= decoding::check(args, &device, &mut log)?;
@@ -173,36 +179,58 @@ struct Tally {
     worst_name: String,
 }
 
-fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
+/// Runs the cases of a kernel that is not the default with that kernel.
+fn check_candidate(
+    args: &Args,
+    device: &Device,
+    candidate: Candidate,
+    log: &mut Log,
+) -> Result<bool> {
+    let before = select_candidates(&[candidate]);
+    let passed = check_cases(args, device, Some(candidate), log);
+    select_candidates(&before);
+    passed
+}
+
+fn check_cases(
+    args: &Args,
+    device: &Device,
+    candidate: Option<Candidate>,
+    log: &mut Log,
+) -> Result<bool> {
+    let wants = |name: &str| args.wants(name) && candidate.is_none_or(|c| name.contains(c.cases()));
     let (begin, mut tally) = (Instant::now(), Tally::new(args.verbose));
     // Cases are not copied, only made again: the second list gets rounded operands.
     let rounded = all_cases(args)?;
     let oracle = Device::naive();
     for (case, rounded) in all_cases(args)?.iter().zip(rounded) {
-        tally.check(case, rounded, device, &oracle)?;
+        if wants(&case.name) {
+            tally.check(case, rounded, device, &oracle)?;
+        }
     }
     let is_gpu = device.backend().kind() == DeviceKind::Cuda;
     if is_gpu || args.large {
         let reference = if is_gpu { fox_cpu::device() } else { oracle };
-        for case in large_cases(args) {
+        for case in large_cases(args).iter().filter(|case| wants(&case.name())) {
             tally.check(&case.build()?, case.build()?, device, &reference)?;
         }
         for (case, again) in cases::large_wall().iter().zip(cases::large_wall()) {
-            if args.wants(&case.name) {
+            if wants(&case.name) {
                 tally.check(case, again, device, &reference)?;
             }
         }
         for case in cases::large_path_attention() {
             let build = || cases::path_attention_case(&case);
-            if args.wants(&build()?.name) {
+            if wants(&build()?.name) {
                 tally.check(&build()?, build()?, device, &reference)?;
             }
         }
     }
     let Tally { compared, unsupported, failures, worst, worst_name, .. } = tally;
     let seconds = begin.elapsed().as_secs_f64();
+    let name = candidate.map_or("op cases", Candidate::name);
     let mut text = format!(
-        "  {compared} cases, worst error {worst:.2} of its tolerance ({worst_name}), {seconds:.0} s\n"
+        "  {name}: {compared} compared, worst error {worst:.2} of its tolerance ({worst_name}), {seconds:.0} s\n"
     );
     if unsupported > 0 {
         let verdict = if args.allow_unsupported { "" } else { "FAIL " };
@@ -216,7 +244,7 @@ fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     }
     let passed = failures.is_empty() && (unsupported == 0 || args.allow_unsupported);
     let figures = json!({
-        "name": "op cases", "cases": compared, "unsupported": unsupported, "failures": failures,
+        "name": name, "cases": compared, "unsupported": unsupported, "failures": failures,
         "worst_fraction_of_tolerance": worst, "worst_case": worst_name, "seconds": seconds,
     });
     log.check(passed, &text, figures)

@@ -10,6 +10,7 @@ use std::thread;
 
 use cudarc::driver::{result, sys};
 
+use crate::candidates;
 use crate::compile::compile_cached;
 use crate::copies::Staging;
 use crate::generation::{ComputeCapability, Generation};
@@ -76,6 +77,7 @@ impl Gpu {
     }
 
     fn open(ordinal: usize, lent: Option<sys::CUstream>) -> Result<Self> {
+        candidates::from_environment()?;
         if !Self::driver_is_present() {
             return Err(Error::MissingLibrary {
                 library: "libcuda",

@@ -29,6 +29,7 @@
 
 mod arena;
 mod backend;
+mod candidates;
 mod compile;
 mod copies;
 mod error;
@@ -45,6 +46,7 @@ mod source;
 mod timer;
 
 pub use backend::{Cuda, Precision, device};
+pub use candidates::{Candidate, select as select_candidates};
 pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
 pub use generation::{ComputeCapability, Generation};

@@ -61,6 +61,7 @@ const SHARED: &[(&str, &str)] = shared!(
     "tiles.cuh",
     "tma.cuh",
     "triangular.cuh",
+    "warpgroup.cuh",
     "wgmma.cuh"
 );
 

@@ -1,6 +1,5 @@
-//! The kernels of decode steps, of PaTH and of Wall attention on a CPU: compiled by the host's C++ compiler, with the
-//! threads of a block as fibers
-//! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
+//! The kernels of decode steps, of PaTH and Wall attention and of the attention backward on Hopper, on a CPU: compiled by
+//! the host's C++ compiler, with the threads of a block as fibers (`emulated/cuda.h`). Without a compiler the tests say so and pass.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -40,7 +39,7 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
         std::fs::write(folder.join(&name), guarded(&name, &text)).unwrap();
     }
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
-    for name in ["ptx.cuh", "mma.cuh", "tma.cuh", "wgmma.cuh"] {
+    for name in ["ptx.cuh", "mma.cuh", "tma.cuh", "warpgroup.cuh"] {
         std::fs::write(folder.join(name), "#include \"cuda.h\"\n").unwrap();
     }
     for (n, variant) in variants.iter().map(AsRef::as_ref).enumerate() {
@@ -238,4 +237,26 @@ fn wall_attention_matches_its_definition() {
         "HEAD_DIM=192 WIDE=0 GATES=0 SHARED_BYTES=200000",
     ];
     run("wall", &["wall", "wall_bwd"], &variants);
+}
+
+#[test]
+fn attention_backward_on_hopper_matches_its_definition() {
+    let mut variants: Vec<String> = all_variants(Generation::Hopper)
+        .into_iter()
+        .filter(|(source, _)| source.name == "attention_bwd_sm90")
+        .map(|(_, defines)| defines.join(" "))
+        .collect();
+    variants.retain(|defines| !defines.contains("HEAD_DIM=96") && !(defines.contains("GATES=0") && defines.contains("WINDOW=1")));
+    let sources = ["attention_gates", "attention_plan", "attention_rows", "attention_bwd_sm90"];
+    let printed = run("attention_bwd", &sources, &variants);
+    for (variant, words) in variants.iter().zip(&printed) {
+        println!("{variant}\n{words}");
+    }
+    // Left operands from registers change the order of no sum.
+    for (variant, words) in variants.iter().zip(&printed) {
+        let other = variant.replace("LEFT_REGISTERS=1", "LEFT_REGISTERS=0");
+        if let Some(at) = variants.iter().position(|v| *v == other) {
+            assert_eq!(words, &printed[at], "{variant}");
+        }
+    }
 }

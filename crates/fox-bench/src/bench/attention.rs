@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use fox_cuda::{Candidate, select_candidates};
 use fox_model::{ATTENTION_BACKWARD, attention_flops};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
@@ -65,6 +66,10 @@ pub struct Args {
     /// See keys on both sides
     #[arg(long)]
     bidirectional: bool,
+    /// Alternate the default kernels with these candidates of `FOX_CANDIDATES`, e.g. attention-registers
+    #[arg(long, value_name = "NAMES", value_parser = Contender::parse,
+          conflicts_with_all = ["wall", "path"])]
+    candidates: Option<Contender>,
     /// Measurements; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -102,6 +107,27 @@ struct Operands {
     /// Reflections, of PaTH attention.
     u: Option<Tensor>,
     d_out: Tensor,
+}
+
+/// Kernels that are measured beside the default ones.
+#[derive(Clone, Debug)]
+struct Contender {
+    names: String,
+    list: Vec<Candidate>,
+}
+
+impl Contender {
+    fn parse(names: &str) -> std::result::Result<Self, String> {
+        let list = Candidate::list(names).map_err(|error| error.to_string())?;
+        Ok(Contender { names: names.to_owned(), list })
+    }
+}
+
+/// Seconds of every round.
+#[derive(Default)]
+struct Rounds {
+    forward: Vec<f64>,
+    backward: Vec<f64>,
 }
 
 /// A finite log decay per token, not negative.
@@ -339,7 +365,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let spec = args.spec(batch, seq);
     let operands = Operands::new(&device, &spec, batch * seq, args)?;
     device.reset_peak();
-    let (mut forward, mut backward, mut rate) = (Vec::new(), Vec::new(), 0.0f64);
+    let (mut rounds, mut contender, mut rate) = (Rounds::default(), Rounds::default(), 0.0f64);
     let (mut pruned_fraction, mut outputs, mut peak, mut calls) = (0.0, 0, 0, 1);
     for round in 0..=args.repeat {
         rate = rate.max(matmul_rate(&device)?);
@@ -350,16 +376,31 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         pruned_fraction = pruned(std::slice::from_ref(&measured.tiles))?;
         // The first round warms up: it fills the memory pool and determines the number of calls.
         if round > 0 {
-            forward.push(measured.forward);
-            backward.push(measured.backward);
+            rounds.forward.push(measured.forward);
+            rounds.backward.push(measured.backward);
         } else {
             calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
             if args.wall.is_none() && !args.path {
                 error = error.max(check_sampled(&device, args, &operands, &measured)?);
             }
         }
+        if let Some(candidates) = &args.candidates {
+            let before = select_candidates(&candidates.list);
+            let measured = forward_backward(&device, &operands, &spec, calls)?;
+            if round > 0 {
+                contender.forward.push(measured.forward);
+                contender.backward.push(measured.backward);
+            } else {
+                error = error.max(check_sampled(&device, args, &operands, &measured)?);
+            }
+            select_candidates(&before);
+        }
     }
-    let (fwd, bwd) = (median(forward), median(backward));
+    let (fwd, bwd) = (median(rounds.forward), median(rounds.backward));
+    let contender = args
+        .candidates
+        .as_ref()
+        .map(|c| (c, median(contender.forward), median(contender.backward)));
     let heads = batch as f64 * spec.heads as f64;
     let causal = heads * attention_flops(seq, spec.window, spec.head_dim);
     let all = match (args.bidirectional, args.path) {
@@ -386,6 +427,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "floor_fraction": fraction((1.0 + ATTENTION_BACKWARD) * work, fwd + bwd),
         "pruned_fraction": pruned_fraction,
         "peak_bytes": peak, "scratch_bytes": scratch,
+        "candidates": contender.as_ref().map(|(c, fwd, bwd)| json!({
+            "names": c.names, "fwd_ms": fwd * 1e3, "bwd_ms": bwd * 1e3,
+            "fwd_gflops": work / fwd / 1e9, "bwd_gflops": ATTENTION_BACKWARD * work / bwd / 1e9,
+        })),
     });
     if args.json {
         output::print(&format!("{report:#}\n"))?;
@@ -399,17 +444,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             format!("{:.1}% of the roofline", 100.0 * fraction(flops, seconds)),
         ]
     };
+    let mut rows = vec![
+        row("forward", fwd, work),
+        row("backward", bwd, ATTENTION_BACKWARD * work),
+        row("both", fwd + bwd, (1.0 + ATTENTION_BACKWARD) * work),
+    ];
+    if let Some((candidates, fwd, bwd)) = &contender {
+        rows.push(row(&format!("forward, {}", candidates.names), *fwd, work));
+        rows.push(row(&format!("backward, {}", candidates.names), *bwd, ATTENTION_BACKWARD * work));
+    }
     let text = format!(
         "attention {batch} x {} heads x {seq} x {}, {}\nlargest error against the oracle {error:.1e}\n{}\
          matrix product {:.1} GFLOP/s; blocks pruned {:.1}%; peak memory {}, beyond inputs and outputs {}\n",
         spec.heads,
         spec.head_dim,
         machine(&device),
-        output::table(&[
-            row("forward", fwd, work),
-            row("backward", bwd, ATTENTION_BACKWARD * work),
-            row("both", fwd + bwd, (1.0 + ATTENTION_BACKWARD) * work),
-        ]),
+        output::table(&rows),
         rate / 1e9,
         100.0 * pruned_fraction,
         output::bytes(peak as f64),

@@ -81,6 +81,8 @@ DEVICE void bulk_load(void* dst, const void* src, u32 bytes, u64* bar) {
 
 // Makes generic-proxy writes to shared memory visible to wgmma and bulk copies.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for all memory.
+DEVICE void fence_async_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 DEVICE void bulk_store(void* dst, const void* src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),

@@ -27,7 +27,7 @@ typedef unsigned long long u64;
 struct Index {
     unsigned x, y, z;
 };
-static Index threadIdx, blockIdx, gridDim;
+static Index threadIdx, blockIdx, gridDim, blockDim;
 
 struct alignas(16) uint4 {
     u32 x, y, z, w;
@@ -48,6 +48,7 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 
@@ -102,20 +103,21 @@ struct Fiber {
     bool begun, ended;
 };
 static std::vector<Fiber> fibers;
-static std::vector<Meeting> warps;
-static Meeting block;
+static std::vector<Meeting> warps, blocks;
 static jmp_buf scheduler;
-static int current;
+static int current, block_threads;
 static std::function<void()> kernel;
 
+// Lets the other threads run.
+inline void pass_turn() {
+    if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
 inline void meet(Meeting& meeting) {
     const long round = meeting.round;
     ++meeting.arrived;
-    for (meeting.check(); meeting.round == round; meeting.check()) {
-        if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
-    }
+    for (meeting.check(); meeting.round == round; meeting.check()) pass_turn();
 }
-inline void __syncthreads() { meet(block); }
+inline void __syncthreads() { meet(blocks[current / block_threads]); }
 inline bool __syncthreads_or(bool value) {
     static bool any;
     __syncthreads();
@@ -130,14 +132,17 @@ inline void __syncwarp() { meet(warps[current / 32]); }
 inline void run_fiber() {
     kernel();
     fibers[current].ended = true;
-    --block.members, --warps[current / 32].members;
+    --blocks[current / block_threads].members, --warps[current / 32].members;
     _longjmp(scheduler, 1);
 }
-inline void run_block(int threads) {
+// Blocks `first` to `first + count` of a row, at once.
+inline void run_blocks(Index first, unsigned count, int threads) {
     constexpr size_t STACK = 64 << 10;
-    fibers.resize(threads);
-    warps.assign(threads / 32, Meeting{32});
-    block = Meeting{threads};
+    fibers.resize(count * threads);
+    warps.assign(count * threads / 32, Meeting{32});
+    blocks.assign(count, Meeting{threads});
+    block_threads = threads;
+    blockDim = {unsigned(threads), 1, 1};
     for (Fiber& fiber : fibers) {
         if (!fiber.stack) fiber.stack.reset(new char[STACK]);
         fiber.begun = fiber.ended = false;
@@ -147,11 +152,15 @@ inline void run_block(int threads) {
         fiber.start.uc_link = nullptr;
         makecontext(&fiber.start, run_fiber, 0);
     }
-    while (block.members > 0) {
-        for (current = 0; current < threads; ++current) {
+    bool running = true;
+    while (running) {
+        running = false;
+        for (current = 0; current < int(fibers.size()); ++current) {
             Fiber& fiber = fibers[current];
             if (fiber.ended) continue;
-            threadIdx = {unsigned(current), 0, 0};
+            running = true;
+            threadIdx = {unsigned(current % threads), 0, 0};
+            blockIdx = {first.x + current / threads, first.y, first.z};
             if (_setjmp(scheduler) != 0) continue;
             if (fiber.begun) _longjmp(fiber.at, 1);
             fiber.begun = true;
@@ -165,17 +174,23 @@ inline void launch(Index grid, int threads, std::function<void()> body) {
     for (unsigned z = 0; z < grid.z; ++z) {
         for (unsigned y = 0; y < grid.y; ++y) {
             for (unsigned x = 0; x < grid.x; ++x) {
-                blockIdx = {x, y, z};
-                run_block(threads);
+                run_blocks({x, y, z}, 1, threads);
             }
         }
     }
 }
 
+// The same with all blocks at once, each with its own shared memory.
+inline void launch_together(unsigned count, int threads, std::function<void()> body) {
+    kernel = body;
+    gridDim = {count, 1, 1};
+    run_blocks({0, 0, 0}, count, threads);
+}
+
 // Values of the lanes of every warp, exchanged.
 template <class T>
 T shuffle(T value, int from) {
-    static u64 values[32][32];
+    static u64 values[64][32];
     const int warp = current / 32, lane = current % 32;
     memcpy(&values[warp][lane], &value, sizeof value);
     __syncwarp();
@@ -218,14 +233,26 @@ inline float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-inline u64 atomicAdd(u64* sum, u64 x) {
+template <class T>
+T __shfl_sync(u32, T value, int from) {
+    return shuffle(value, from);
+}
+template <class T, class By>
+T atomicAdd(T* sum, By x) {
     *sum += x;
     return *sum - x;
 }
+inline u32 atomicMax(u32* most, u32 x) {
+    const u32 before = *most;
+    *most = x > before ? x : before;
+    return before;
+}
+inline u32 __ldcg(const u32* p) { return *p; }
+inline void __threadfence() {}
 
 // c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
 inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
-    static u32 left[32][32][4], right[32][32][2];
+    static u32 left[64][32][4], right[64][32][2];
     const int warp = current / 32, lane = current % 32;
     memcpy(left[warp][lane], a, sizeof left[warp][lane]);
     right[warp][lane][0] = b0, right[warp][lane][1] = b1;
@@ -246,7 +273,7 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
 
 // Four 8 x 8 matrices: lane n gives the address of row n % 8 of matrix n / 8.
 inline void ldmatrix(u32 (&r)[4], const u16* p) {
-    static const u16* rows[32][32];
+    static const u16* rows[64][32];
     const int warp = current / 32, lane = current % 32;
     rows[warp][lane] = p;
     __syncwarp();
@@ -255,7 +282,7 @@ inline void ldmatrix(u32 (&r)[4], const u16* p) {
 }
 
 inline void ldmatrix_transposed(u32 (&r)[4], const u16* p) {
-    static const u16* rows[32][32];
+    static const u16* rows[64][32];
     const int warp = current / 32, lane = current % 32;
     rows[warp][lane] = p;
     __syncwarp();
@@ -315,55 +342,7 @@ void load_rows_async(u16* tile, const u16* x, int rows, int row_stride, int head
 template <int PENDING>
 void copy_wait() {}
 
-// So do Hopper's; a barrier counts its arrivals, and a wait in vain is an error.
-inline void mbarrier_init(u64* barrier, int) { *barrier = 0; }
-inline void mbarrier_init_fence() {}
-inline void mbarrier_expect(u64* barrier, u32) { ++*barrier; }
-inline void bulk_load(void* dst, const void* src, u32 bytes, u64*) { memcpy(dst, src, bytes); }
-inline void mbarrier_wait(u64* barrier, u32 parity) {
-    for (volatile int looks = 0; looks < 1000; ++looks) {
-        if (*barrier > 0 && (*barrier - 1) % 2 == parity) return;
-        if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
-    }
-    printf("a wait for parity %u of a barrier that was reached %llu times\n", parity, *barrier);
-    exit(1);
-}
-inline void fence_async_proxy() {}
-template <int SIZE>
-struct Ring {
-    int stage = 0;
-    u32 phase = 0;
-    void next() {
-        if (++stage == SIZE) stage = 0, phase ^= 1;
-    }
-};
-
-// Products of a warpgroup: a descriptor is an address, of which the last bits are the column.
-enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
-inline u64 matrix_descriptor(const void* tile, u32) { return u64(tile); }
-inline u64 descriptor_advance(u64 descriptor, u32 bytes) { return descriptor + bytes; }
-inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-template <int PENDING>
-void wgmma_wait() {}
-inline float swizzled(u64 descriptor, int row, int column) {
-    const u64 byte = descriptor % 1024 + 2 * column;
-    const u64 at = descriptor / 1024 * 1024 + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
-    return bf16_to_float(*reinterpret_cast<const u16*>(at));
-}
-template <int N>
-struct Wgmma {
-    template <Major, Major>
-    static void ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
-        for (int i = 0; i < N / 2; ++i) {
-            const int row = current / 32 % 4 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
-            const int column = i / 4 * 8 + 2 * (current % 4) + i % 2;
-            double sum = 0.0;
-            for (int k = 0; k < 16; ++k) sum += swizzled(a, row, k) * swizzled(b, column, k);
-            d[i] = (accumulate ? d[i] : 0.f) + float(sum);
-        }
-    }
-};
+#include "hopper.h"
 
 // For the tests: normal-like numbers, the same each time, and a check that also fails for NaN.
 static u64 state = 88172645463325252ull;

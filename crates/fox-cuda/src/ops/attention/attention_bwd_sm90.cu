@@ -1,4 +1,4 @@
-// Forgetting attention backward for Hopper, causal: dK, dV, dQ and the column sums of dS in one pass.
+// Forgetting attention backward for Hopper: dK, dV, dQ and the column sums of dS in one pass.
 //
 // A thread block owns BLOCK_N keys of one key head and iterates over the query blocks that see them, from the
 // diagonal on. Each of two consumer warpgroups owns 64 keys: it computes S^T and dP^T, so that P^T and dS^T are
@@ -17,13 +17,19 @@
 // first keys first, from the last queries to the diagonal, dQ summed from the first keys on. Their tiles start
 // staggered, as earlier tiles finish, so their semaphores do not stall; and the shortest tiles come last.
 //
+// A bidirectional mask has two sides, with opposite signs of the gates: a tile first visits the queries before its keys
+// (`mirrored` steps), then those at and after them. A block of queries on the diagonal is visited on both sides. All tiles
+// take as long, so that those of a head, staggered by their first semaphores, stay so. The gate gradient needs signed
+// sums of dS per query: products of the fragments of dS with ones.
+//
 // Lost: first keys first for all heads, longest tiles first (14 % slower: all tiles of a head start on the same
 // queries and serialize on the semaphores, wave after wave); all heads reversed (better than none at head dim 128,
 // worse at 64 and with pruning: tiles run in lockstep, and the first one always misses the L2 cache).
 //
 // The consumers' main loop is in backward_consumer.cuh. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else
-// 64), GATES, WINDOW.
+// 64), GATES, MASK, WINDOW, LEFT_REGISTERS (left operands K, V and dS from registers; see gemm_stream_nt).
 #include "attention.cuh"
+#include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -35,13 +41,20 @@ constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
 constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
 static_assert(DS_SLABS * SLABS == 2, "two warpgroups compute dQ as two 64 x 64 halves");
+// With LEFT_REGISTERS dP = V dO^T takes fragments of DP_STEPS x 16 columns of V through registers, between parts of the
+// exponentials: as many cycles of products as of exponentials.
+constexpr int DP_STEPS = SLABS;
+constexpr int DP_PARTS = LEFT_REGISTERS ? HEAD_DIM / 16 / DP_STEPS : 1;
+
+constexpr bool TWO_SIDES = MASK == MASK_BIDIRECTIONAL;
+static_assert(LEFT_REGISTERS || !TWO_SIDES, "row sums take dS from registers");
 
 // A warpgroup's 64 x 64 half of dQ of a tile in accumulator order, then the sums of dS over each eighth of the
-// queries, per warp: finer sums would spill at head dim 64.
+// queries, per warp: finer sums would spill at head dim 64. With two sides, the sum per query.
 constexpr int SUMS = 8;
 constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
 constexpr int DQ_TILE = 64 * 64;
-constexpr int DQ_FLOATS = DQ_TILE + 4 * SUMS;
+constexpr int DQ_FLOATS = DQ_TILE + (TWO_SIDES ? 64 : 4 * SUMS);
 
 // Work description of one block of keys.
 struct alignas(16) BackwardTile {
@@ -128,15 +141,22 @@ DEVICE BackwardTile fetch_tile(const BackwardParams& p) {
     return t;
 }
 
-// Calls f(head, m, step) for all query blocks of a tile, in order. `step` counts over the life of the thread block and
-// selects stage and phase of the rings.
+// Query blocks of a tile on one side of its keys.
+DEVICE int2 query_range(const BackwardParams& p, const BackwardTile& t, int head, bool mirrored) {
+    return p.ranges[(head * p.n_tile_count + t.n_index) * (1 + TWO_SIDES) + mirrored];
+}
+
+// Calls f(head, m, mirrored, step) for all query blocks of a tile, in order. `step` counts over the life of the thread
+// block and selects stage and phase of the rings.
 template <typename F>
 DEVICE void for_each_step(const BackwardParams& p, const BackwardTile& t, u32& step, F f) {
     const int group = p.heads / p.kv_heads;
     for (int head = t.kv_head * group; head < (t.kv_head + 1) * group; ++head) {
-        int2 range = p.ranges[head * p.n_tile_count + t.n_index];
-        for (int i = 0; i < range.y - range.x; ++i, ++step) {
-            f(head, t.reversed ? range.y - 1 - i : range.x + i, step);
+        for (int side = TWO_SIDES; side >= 0; --side) {
+            int2 range = query_range(p, t, head, side);
+            for (int i = 0; i < range.y - range.x; ++i, ++step) {
+                f(head, t.reversed ? range.y - 1 - i : range.x + i, side, step);
+            }
         }
     }
 }
@@ -160,7 +180,7 @@ DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_m
             tma_load(sh.k + i * KV_SLAB, k_map, 64 * i, t.kv_head, row, &sh.kv_full);
             tma_load(sh.v + i * KV_SLAB, v_map, 64 * i, t.kv_head, row, &sh.kv_full);
         }
-        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+        for_each_step(p, t, step, [&](int head, int m, bool, u32 step) {
             const int stage = step % STAGES;
             const u32 free = step / STAGES % 2 ^ 1;
             const int row = t.q_start + m * BLOCK_M;
@@ -179,7 +199,8 @@ DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_m
     }
 }
 
-// Row-statistics warp: base = c_i - c_reference - lse_i per query, so that P = 2^(s + base - w_j).
+// Row-statistics warp: base = c_i - c_reference - lse_i per query, so that P = 2^(s + base - w_j); mirrored, with the
+// opposite sign of the gates.
 DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
     const int lane = threadIdx.x % 32;
     u32 step = 0;
@@ -189,7 +210,7 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
         const BackwardTile& t = sh.tile[slot];
         if (t.kv_head < 0) return;
         const int last = min((t.n + 1) * BLOCK_N, t.k_len) - 1;
-        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+        for_each_step(p, t, step, [&](int head, int m, bool mirrored, u32 step) {
             const int stage = step % STAGES;
             float2 reference = make_float2(0.f, 0.f);
             if (GATES) reference = p.gates[size_t(head) * p.gate_stride + t.c_base + last];
@@ -201,8 +222,8 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
             mbarrier_wait(&sh.rows_empty[stage], step / STAGES % 2 ^ 1);
 #pragma unroll
             for (int i = 0; i < BLOCK_M / 32; ++i) {
-                sh.row_base[stage][32 * i + lane] =
-                    gate_difference(make_float2(x[i].x, x[i].y), reference) - x[i].w;
+                const float gate = gate_difference(make_float2(x[i].x, x[i].y), reference);
+                sh.row_base[stage][32 * i + lane] = (mirrored ? -gate : gate) - x[i].w;
                 sh.row_delta[stage][32 * i + lane] = x[i].z;
             }
             mbarrier_arrive(&sh.rows_full[stage]);
@@ -221,12 +242,17 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
         mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
         const BackwardTile& t = sh.tile[slot];
         if (t.kv_head < 0) return;
-        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+        for_each_step(p, t, step, [&](int head, int m, bool mirrored, u32 step) {
             const size_t tile = size_t(head) * p.m_tile_count + t.m_tile0 + m;
             const size_t index = 2 * tile + half;
-            // Number of key blocks that add to this dQ tile before this one.
-            const int diagonal = min(t.offset + m * BLOCK_M + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
-            const int turn = t.reversed ? t.n - p.spans[tile].x : diagonal - t.n;
+            // Number of steps that add to this dQ tile before this one: of later key blocks, and the mirrored one of this.
+            const int position = t.offset + m * BLOCK_M;
+            const int diagonal = min(position + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
+            int turn = t.reversed ? t.n - p.spans[tile].x : max(0, diagonal - t.n);
+            if (TWO_SIDES) {
+                const int first_mirrored = (position + 1) / BLOCK_N;
+                turn += p.spans[tile].y - max(t.n + mirrored, first_mirrored);
+            }
             float* dst = p.dq + index * DQ_FLOATS;
             mbarrier_wait(&sh.dq_full[half], step % 2);
             if (turn == 0) {
@@ -234,14 +260,14 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
             } else {
                 while (load_acquire(p.semaphores + index) != turn) {
                 }
-                asm volatile("fence.proxy.async;" ::: "memory");
+                fence_async_proxies();
                 bulk_add_f32(dst, sh.dq[half], sizeof(sh.dq[half]));
             }
             bulk_commit();
             bulk_wait_read();
             mbarrier_arrive(&sh.dq_empty[half]);
             bulk_wait();
-            asm volatile("fence.proxy.async;" ::: "memory");
+            fence_async_proxies();
             store_release(p.semaphores + index, turn + 1);
         });
         mbarrier_arrive(&sh.tile_empty[slot]);
@@ -254,7 +280,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_bwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                   const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map,
                   const __grid_constant__ BackwardParams p) {
+#if EMULATED
+    u8* memory = block_memory(SHARED_BYTES);
+#else
     extern __shared__ __align__(1024) u8 memory[];
+#endif
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x == 0) init_barriers(sh);
     __syncthreads();

@@ -128,8 +128,9 @@ extern "C" __global__ void plan_backward_spans(PARAMS(PlanSpans)) {
     spans[index] = make_int2(r.begin, r.end);
 }
 
-// Query blocks of each key block, ranges[head][n_tile], for causal masks. Span beginnings are monotone along a segment,
-// so the last query block is found by binary search.
+// Query blocks of each key block, ranges[head][n_tile]: those whose keys end in it or before; with a bidirectional mask
+// ranges[head][n_tile][2], then those with later keys in it. Spans are monotone along a segment, so that their other ends
+// are found by binary search.
 extern "C" __global__ void plan_backward_ranges(PARAMS(PlanRanges)) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= p.heads * n_tile_count) return;
@@ -145,7 +146,22 @@ extern "C" __global__ void plan_backward_ranges(PARAMS(PlanRanges)) {
         if (segment_spans[mid].x <= ref.block) lo = mid + 1;
         else hi = mid;
     }
-    ranges[index] = make_int2(first, max(first, lo));
+    const int2 causal = make_int2(first, max(first, lo));
+    if (p.mask == MASK_CAUSAL) {
+        ranges[index] = causal;
+        return;
+    }
+    // A query has later keys here if its position is before the block's last key.
+    const int positions = (ref.block + 1) * p.block_n - 1 - (s.k_len - s.q_len);
+    const int end = min(m_count, max(0, positions + p.block_m - 1) / p.block_m);
+    lo = 0, hi = end;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (segment_spans[mid].y > ref.block) hi = mid;
+        else lo = mid + 1;
+    }
+    ranges[2 * index] = causal;
+    ranges[2 * index + 1] = make_int2(lo, end);
 }
 
 // bounds[segment][head] = scale * max|q| max|k| over the segment's rows. Grid (heads + kv_heads, blocks of NORM_ROWS

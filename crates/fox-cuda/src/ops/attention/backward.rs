@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fox_tensor::Mask;
 use half::bf16;
 
 use super::Attention;
@@ -50,7 +51,7 @@ kernel_params! {
         segments: ConstPtr<Segment>,
         /// In scheduling order.
         n_tiles: ConstPtr<BlockRef>,
-        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
+        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`; bidirectional: at and after its keys, then before.
         ranges: ConstPtr<Int2>,
         /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         spans: ConstPtr<Int2>,
@@ -75,7 +76,7 @@ kernel_params! {
 pub(in crate::ops) struct BackwardPlan {
     /// Key tiles `begin, end` of each query tile `[heads][m_tiles][2]`.
     pub(in crate::ops) spans: Buffer<i32>,
-    /// Query tiles `begin, end` of each key tile `[heads][n_tiles][2]`; causal only.
+    /// Query tiles `begin, end` of each key tile `[heads][n_tiles][2]`; twice as many where the mask is bidirectional.
     ranges: Buffer<i32>,
 }
 
@@ -193,15 +194,19 @@ impl<T: Float> Attention<'_, T> {
         let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let m_tiles = heads * tiling.m_tile_count;
-        let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len())?;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len(self.spec.mask))?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         // Tile counter and semaphores, zeroed by one memset.
         let counters = self.zeros(32 + 2 * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are reused by all of its key tiles.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
         // Enough reversed heads to fill the GPU twice; see the kernel.
-        let reversed_heads =
-            (2 * self.gpu.processors() as usize).div_ceil(tiling.n_tile_count).min(kv_heads / 2);
+        let reversed_heads = match self.spec.mask {
+            Mask::Causal => {
+                (2 * self.gpu.processors() as usize).div_ceil(tiling.n_tile_count).min(kv_heads / 2)
+            }
+            Mask::Bidirectional => 0,
+        };
         let params = BackwardParams {
             dk: grads.dk.address().into(),
             dv: grads.dv.address().into(),
@@ -239,6 +244,10 @@ impl<T: Float> Attention<'_, T> {
         // SAFETY: `new` and `backward_into` checked the operands; scratch is allocated for this tiling.
         unsafe { launch.run(|| self.shapes())? };
         let row_sums = self.finish_dq(tiling, tile, &dq, &grads.dq)?;
+        if self.spec.mask == Mask::Bidirectional {
+            let sums = (&column_sums, &row_sums);
+            return self.gate_gradient_of_rows(tiling, tile, sums, grads.dlog_gates.as_ref());
+        }
         if let Some(dlog_gates) = &grads.dlog_gates {
             let inputs = GradientInputs {
                 column_sums: column_sums.address().into(),
@@ -266,7 +275,8 @@ impl<T: Float> Attention<'_, T> {
                 (self.spec.heads, tiling.m_tile_count, tiling.n_tile_count);
             let p = self.plan_params(tiling, tile, gates, bounds);
             let spans = self.gpu.alloc::<i32>(2 * heads * m_count)?;
-            let ranges = self.gpu.alloc::<i32>(2 * heads * n_count)?;
+            let sides = if self.spec.mask == Mask::Causal { 1 } else { 2 };
+            let ranges = self.gpu.alloc::<i32>(2 * heads * n_count * sides)?;
             let grid = |tiles: usize| [(heads * tiles).div_ceil(128), 1, 1];
             let params = PlanSpans { p, spans: spans.address().into() };
             self.run_plan("plan_backward_spans", grid(m_count), 128, params)?;

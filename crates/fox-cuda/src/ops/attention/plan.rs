@@ -66,7 +66,7 @@ kernel_params! {
         pub(super) spans: ConstPtr<Int2>,
         pub(super) n_tiles: ConstPtr<BlockRef>,
         pub(super) n_tile_count: usize,
-        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
+        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`; two ranges where the mask is bidirectional.
         pub(super) ranges: Ptr<Int2>,
     }
 

@@ -1,5 +1,6 @@
 //! Row passes of the backward: statistics before the main kernel, conversion of dQ after it.
 
+use fox_tensor::Mask;
 use half::bf16;
 
 use super::Attention;
@@ -34,7 +35,7 @@ kernel_params! {
     list struct FinishDq {
         /// `[R_q, H * d]`.
         dq: Ptr<bf16>,
-        /// `[heads][m_tiles][SUMS]`.
+        /// `[heads][m_tiles][SUMS]`, or `[heads][m_tiles * block_m]`.
         row_sums: Ptr<f32>,
         /// `[heads][m_tiles]` tiles of [`dq_scratch_len`].
         scratch: ConstPtr<f32>,
@@ -43,6 +44,7 @@ kernel_params! {
         heads: usize,
         head_dim: usize,
         block_m: usize,
+        sum_per_query: bool,
         scale: f32,
     }
 
@@ -57,9 +59,12 @@ kernel_params! {
 pub(super) const SUMS: usize = 8;
 
 /// Floats of dQ scratch per query tile of the Hopper kernel: two halves of 64 x 64, each with the sums of dS of its four
-/// warps.
-pub(super) fn dq_scratch_len() -> usize {
-    2 * (64 * 64 + 4 * SUMS)
+/// warps, or of its queries where the mask is bidirectional.
+pub(super) fn dq_scratch_len(mask: Mask) -> usize {
+    match mask {
+        Mask::Causal => 2 * (64 * 64 + 4 * SUMS),
+        Mask::Bidirectional => 2 * (64 * 64 + 64),
+    }
 }
 
 /// All variants, for compilation checks.
@@ -96,7 +101,8 @@ impl<T: Float> Attention<'_, T> {
         Ok(rows)
     }
 
-    /// Converts dQ from accumulator order to rows; returns the sums of dS over each eighth of a tile.
+    /// Converts dQ from accumulator order to rows; returns the sums of dS over each eighth of a tile, or per query where
+    /// the mask is bidirectional.
     pub(super) fn finish_dq(
         &self,
         tiling: &Tiling,
@@ -105,7 +111,9 @@ impl<T: Float> Attention<'_, T> {
         dq: &Buffer<T>,
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
-        let row_sums = self.gpu.alloc::<f32>(heads * tiling.m_tile_count * SUMS)?;
+        let sum_per_query = self.spec.mask == Mask::Bidirectional;
+        let sums = if sum_per_query { tile.block_m } else { SUMS };
+        let row_sums = self.gpu.alloc::<f32>(heads * tiling.m_tile_count * sums)?;
         let params = FinishDq {
             dq: dq.address().into(),
             row_sums: row_sums.address().into(),
@@ -115,6 +123,7 @@ impl<T: Float> Attention<'_, T> {
             heads,
             head_dim: self.spec.head_dim,
             block_m: tile.block_m,
+            sum_per_query,
             scale: self.spec.scale,
         };
         self.run_rows("finish_dq", [tiling.m_tile_count, heads, 1], 256, params)?;

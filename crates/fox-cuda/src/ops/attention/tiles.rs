@@ -79,8 +79,13 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig 
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
-/// Backward on Hopper, for causal masks and head dims up to 128.
-pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<TileConfig> {
+/// Backward on Hopper, for head dims up to 128. Its left operands come from registers, or with a causal mask also from
+/// shared memory.
+pub(crate) fn hopper_backward(
+    head_dim: usize,
+    features: Features,
+    left_registers: bool,
+) -> Option<TileConfig> {
     let head_dim = padded_head_dim(head_dim);
     // Two warpgroups of 64 keys hold dK and dV in registers, beside S and dP of 128 queries (head dim 64) or 64 queries.
     let block_m = match head_dim {
@@ -88,7 +93,7 @@ pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Til
         96 | 128 => 64,
         _ => return None,
     };
-    if features.mask != Mask::Causal {
+    if features.mask != Mask::Causal && !left_registers {
         return None;
     }
     let (block_n, slabs) = (128, head_dim.div_ceil(64));
@@ -96,8 +101,15 @@ pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Til
     let queries = 2 * 2 * slabs * block_m * 128;
     let ds = 3 * (block_m / 64) * block_n * 128;
     let dq = 2 * 64 * 64 * 4;
-    let [gates, _, window] = features.defines();
-    let defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_M={block_m}"), gates, window];
+    let [gates, mask, window] = features.defines();
+    let defines = vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("BLOCK_M={block_m}"),
+        gates,
+        mask,
+        window,
+        format!("LEFT_REGISTERS={}", i32::from(left_registers)),
+    ];
     Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
 }
 
@@ -186,8 +198,10 @@ pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
                     if generation.has_wgmma() {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
-                        let bwd = hopper_backward(head_dim, features);
-                        variants.extend(bwd.map(|t| (t.source, t.defines)));
+                        for left_registers in [false, true] {
+                            let bwd = hopper_backward(head_dim, features, left_registers);
+                            variants.extend(bwd.map(|t| (t.source, t.defines)));
+                        }
                     }
                 }
             }
@@ -211,7 +225,7 @@ mod tests {
             assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(f32_kernel(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
-            if let Some(tile) = hopper_backward(head_dim, features) {
+            if let Some(tile) = hopper_backward(head_dim, features, true) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }
         }
