@@ -91,7 +91,8 @@ fn path_attention_matches_its_definition() {
         });
         found.unwrap().1.join(" ")
     };
-    run("path", &["path_prepare", "path_walk", "path_bwd"], &variants.map(defines));
+    let sources = ["path_prepare", "path_walk", "path_bwd", "path_older", "path_spans"];
+    run("path", &sources, &variants.map(defines));
 }
 
 #[test]

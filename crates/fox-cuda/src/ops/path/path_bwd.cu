@@ -103,9 +103,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     s.store(sh.a, SP);
     g.row_sums(sh.rows.sums, [](int, int, float x) { return x; });
     __syncthreads();
-    if (threadIdx.x < t.rows) {
-        p.row_sums[size_t(head) * p.row_sum_stride + t.sums + threadIdx.x] +=
-            Square::finish_row_sum(sh.rows.sums, threadIdx.x);
+    if (threadIdx.x < BLOCK) {
+        const bool valid = threadIdx.x < t.rows;
+        float* to = p.row_sums + size_t(head) * p.row_sum_stride + t.sums + threadIdx.x;
+        float sum = valid ? *to + Square::finish_row_sum(sh.rows.sums, threadIdx.x) : 0.f;
+        // Sums of a row over all keys differ from 0 by rounding alone. Those over older spans are known for groups of
+        // queries only: so is the difference, and it is distributed evenly.
+        if (t.local >= p.span_blocks) {
+#pragma unroll
+            for (int step = 1; step < QUERIES_PER_SUM; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+            sum /= max(1, min(QUERIES_PER_SUM, t.rows - int(threadIdx.x) / QUERIES_PER_SUM * QUERIES_PER_SUM));
+        }
+        if (valid) *to = sum;
     }
     Rows dv = {};
     dv.template add<BLOCK, Transposed, RowMajor>(sh.a, SP, sh.d, RP);
@@ -120,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     g.store(sh.a, SP);
     wait();
     if (p.gates && threadIdx.x < BLOCK) {
-        p.column_sums[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + threadIdx.x] =
+        p.column_sums[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + threadIdx.x] +=
             Square::finish_column_sum(sh.rows.sums, threadIdx.x);
     }
     // S = Q K^T - R N and x = Q - R U.
@@ -192,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_keys(const __grid
         for (int tile = begin; tile < end; ++tile) {
             if (p.first[size_t(head) * p.tile_count + tile] > b.local) continue;
             const PathTile t = p.tiles[tile];
-            const size_t n = size_t(t.slots - p.slot0) + b.local;
+            const size_t n = size_t(t.slots - p.slot0) + b.local - own_span(p, t);
             const size_t slot = ((head - p.head0) * size_t(p.slot_count) + n) * BLOCK * D;
             copy_scratch_rows(sh.x, p.x + slot);
             copy_scratch_rows(sh.dx, p.dx + slot);

@@ -1,0 +1,175 @@
+// PaTH attention, older spans of a tile: the virtual queries of the backward, gradients along the walk over spans, and
+// the sum of the outputs of all spans; see path.cuh. Grid (tiles, query heads); a warp has 16 queries.
+#include "path_queries.cuh"
+
+struct SpanQueriesShared {
+    alignas(16) real x[ROWS];
+    alignas(16) real both[ROWS];  // reflections, then gradients of the output
+    alignas(16) real t[SQUARES], square[SQUARES];
+    alignas(16) real e[tile_size(D, D)];
+    float delta[BLOCK];
+};
+
+static_assert(sizeof(SpanQueriesShared) <= SPAN_QUERIES_BYTES);
+
+// What the backward of forgetting attention reads of every virtual query: x, the gradient of the output, and gate
+// prefix, delta and statistics. Those beyond the tile have no weight.
+extern "C" __global__ void __launch_bounds__(THREADS) path_span_queries(const __grid_constant__ PathParams p) {
+    SHARED(SpanQueriesShared, sh);
+    const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
+    const PathTile t = p.tiles[tile];
+    if (t.local < p.span_blocks) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = threadIdx.x;
+    copy_queries(sh.x, p.q, p, t, head);
+    copy_square<BLOCK>(sh.t, block_scratch(p.t, p, t.block, kv_head, BLOCK * BLOCK));
+    load_reflections(sh.both, p, p.blocks[t.block], kv_head);
+    for (int row = warp; row < t.rows; row += THREADS / 32) {
+        const real *o = query_rows(p.o, p, t.row + row, head), *d = query_rows(p.d_out, p, t.row + row, head);
+        float sum = 0.f;
+        for (int c = lane; c < p.head_dim; c += 32) sum += to_float(o[c]) * to_float(d[c]);
+        sum = warp_sum(sum);
+        if (lane == 0) sh.delta[row] = sum;
+    }
+    wait();
+    Rows x;
+    start_queries(x, sh.square, sh.x, sh.both, sh.t, t.lane);
+    __syncthreads();
+    copy_queries(sh.both, p.d_out, p, t, head);
+    for (int local = t.local - 1; local >= own_span(p, t); --local) {
+        x.store(sh.x, RP);
+        copy_square<D>(sh.e, block_scratch(p.e, p, t.block - t.local + local, kv_head, D * D));
+        wait();
+        x.template add<D, RowMajor, RowMajor>(sh.x, RP, sh.e, RP);
+        __syncthreads();
+    }
+    wait();
+    float4 statistics = make_float4(0.f, 0.f, 0.f, -NEG_INF);
+    if (r < t.rows) {
+        float2 c = make_float2(0.f, 0.f);
+        if (p.gates) c = p.gates[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + t.lane + r];
+        statistics = make_float4(c.x, c.y, sh.delta[r], p.lse[size_t(t.row + r) * p.heads + head] * LOG2_E);
+    }
+    for (int n = t.local / p.span_blocks - 1; n >= 0; --n) {
+        const PathSpan s = p.spans[t.spans + n];
+        const bool padded = tile - s.tile0 == s.tiles - 1 && s.tiles % 2 == 1;
+        const int at = virtual_tile(p, t, tile, n);
+        for (int i = 0; i < 1 + padded; ++i) {
+            real* to = virtual_rows(p.ds, p, at + i, head);
+            for_each_in_block<BLOCK * D / VECTOR>([&](int e) {
+                const int row = e / (D / VECTOR), column = e % (D / VECTOR) * VECTOR;
+                if (column >= p.head_dim) return;
+                const uint4 none = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4*>(to + size_t(row) * p.heads * p.head_dim + column) =
+                    i ? none : *reinterpret_cast<const uint4*>(sh.both + row * RP + column);
+            });
+            float4* rows = p.rows + (size_t(head) * p.virtual_tiles + at + i) * BLOCK;
+            if (r < BLOCK) rows[r] = i ? make_float4(0.f, 0.f, 0.f, -NEG_INF) : statistics;
+        }
+    }
+    walk_older_spans(x, sh.x, sh.e, p, t, tile, head);
+}
+
+struct SpanWalkShared {
+    alignas(16) real dx[ROWS];
+    alignas(16) real e[tile_size(D, D)];
+};
+
+static_assert(sizeof(SpanWalkShared) <= SPAN_WALK_BYTES);
+
+// Gradients along the walk from the oldest span on: those of x after each span replace the gradients of the output of
+// the virtual queries; the last one, at the start of the tile's own span, is `dx_spans`. Adds up the sums of rows.
+extern "C" __global__ void __launch_bounds__(THREADS) path_span_walk(const __grid_constant__ PathParams p) {
+    SHARED(SpanWalkShared, sh);
+    const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
+    const PathTile t = p.tiles[tile];
+    const int older = t.local / p.span_blocks, r = threadIdx.x;
+    if (older == 0) return;
+    float row_sum = 0.f;
+    Rows dx = {};
+    for (int n = 0; n < older; ++n) {
+        const int at = virtual_tile(p, t, tile, n);
+        copy_square<D>(sh.e, block_scratch(p.es, p, t.spans + n, kv_head, D * D));
+        dx.store(sh.dx, RP);
+        dx.store_rows(virtual_rows(p.ds, p, at, head), BLOCK, size_t(p.heads) * p.head_dim, p.head_dim);
+        const float* half = p.dq_tiles + first_half(p, at, head) * HALF_FLOATS;
+        float4 part[Rows::FN];
+#pragma unroll
+        for (int g = 0; g < Rows::FN; ++g) {
+            const float* from = half + g / 8 * HALF_FLOATS;
+            part[g] = reinterpret_cast<const float4*>(from)[g % 8 * 128 + threadIdx.x];
+        }
+        if (r < t.rows) {
+            // Both halves have sums of 64 keys: at head dim 64 of two tiles of queries, else of one.
+            const float* sums = p.dq_tiles + first_half(p, D == 64 ? at / 2 * 2 : at, head) * HALF_FLOATS + 64 * 64;
+            const int group = r / QUERIES_PER_SUM, column = group + (D == 64 ? at % 2 * 4 : 0);
+            float sum = 0.f;
+#pragma unroll
+            for (int w = 0; w < 8; ++w) sum += sums[w / 4 * HALF_FLOATS + w % 4 * 8 + column];
+            row_sum += sum / min(QUERIES_PER_SUM, t.rows - group * QUERIES_PER_SUM);
+        }
+        wait();
+        dx.template add<D, RowMajor, Transposed>(sh.dx, RP, sh.e, RP);
+#pragma unroll
+        for (int g = 0; g < Rows::FN; ++g) {
+            const float more[4] = {part[g].x, part[g].y, part[g].z, part[g].w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dx.c[0][g][e] += p.scale * more[e];
+        }
+        __syncthreads();
+    }
+    float* to = p.dx_spans + (size_t(tile) * p.heads + head) * BLOCK * D;
+    dx.each([&](int i, int j, float x) { to[i * D + j] = x; });
+    if (r < t.rows) p.row_sums[size_t(head) * p.row_sum_stride + t.sums + r] += row_sum;
+}
+
+// Adds the outputs of older spans to that of the own span, by their sums of weights. A span's statistics have the gate
+// prefix of its last key in place of the query's.
+extern "C" __global__ void __launch_bounds__(THREADS) path_merge(const __grid_constant__ PathParams p) {
+    const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;
+    const PathTile t = p.tiles[tile];
+    const int older = t.local / p.span_blocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (older == 0) return;
+    const float2* gates = p.gates + size_t(head) * p.gate_stride;
+    for (int r = warp; r < t.rows; r += THREADS / 32) {
+        const size_t row = size_t(t.row + r) * p.heads + head;
+        float2 query = make_float2(0.f, 0.f);
+        if (p.gates) query = gates[t.gates + t.local * BLOCK + t.lane + r];
+        auto statistic = [&](int n) {
+            const PathSpan s = p.spans[t.spans + n];
+            const size_t at = (size_t(s.first + tile - s.tile0) * BLOCK + r) * p.heads + head;
+            const float decay = p.gates ? gate_difference(query, gates[s.gates + p.span_blocks * BLOCK - 1]) : 0.f;
+            return p.lses[at] * LOG2_E + decay;
+        };
+        const float own = p.lse[row] * LOG2_E;
+        float top = own, sum = 0.f;
+        for (int n = lane; n < older; n += 32) top = fmaxf(top, statistic(n));
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        for (int n = lane; n < older; n += 32) sum += power(statistic(n) - top);
+        const float lse = top + log2f(warp_sum(sum) + power(own - top));
+        real* o = query_rows(p.o, p, t.row + r, head);
+        float2 out[D / 64] = {};
+        auto add = [&](const real* x, float weight) {
+#pragma unroll
+            for (int c = 0; c < D / 64; ++c) {
+                const int column = 64 * c + 2 * lane;
+                if (column >= p.head_dim) continue;
+                const float2 y = load_pair(x + column);
+                out[c].x = fmaf(weight, y.x, out[c].x), out[c].y = fmaf(weight, y.y, out[c].y);
+            }
+        };
+        add(o, power(own - lse));
+#pragma unroll 4
+        for (int n = 0; n < older; ++n) {
+            const real* x = virtual_rows(p.os, p, virtual_tile(p, t, tile, n), head);
+            add(x + size_t(r) * p.heads * p.head_dim, power(statistic(n) - lse));
+        }
+#pragma unroll
+        for (int c = 0; c < D / 64; ++c) {
+            const int column = 64 * c + 2 * lane;
+            if (column < p.head_dim) Rows::store_pair(o + column, out[c].x, out[c].y);
+        }
+        __syncwarp();
+        if (lane == 0) p.lse[row] = lse * LN_2;
+    }
+}
