@@ -4,13 +4,13 @@
 
 struct SpanQueriesShared {
     alignas(16) real x[ROWS];
-    alignas(16) real both[ROWS];  // reflections, then gradients of the output
+    alignas(16) real both[ROWS];  // reflections, then gradients of the output; with `t` and `square` then a product
     alignas(16) real t[SQUARES], square[SQUARES];
     alignas(16) real e[tile_size(D, D)];
     float delta[BLOCK];
 };
 
-static_assert(sizeof(SpanQueriesShared) <= SPAN_QUERIES_BYTES);
+static_assert(sizeof(SpanQueriesShared) <= SPAN_QUERIES_BYTES && tile_size(D, D) <= ROWS + 2 * SQUARES);
 
 // What the backward of forgetting attention reads of every virtual query: x, the gradient of the output, and gate
 // prefix, delta and statistics. Those beyond the tile have no weight.
@@ -51,22 +51,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_queries(const __
     }
     for (int n = t.local / p.span_blocks - 1; n >= 0; --n) {
         const PathSpan s = p.spans[t.spans + n];
-        const bool padded = tile - s.tile0 == s.tiles - 1 && s.tiles % 2 == 1;
-        const int at = virtual_tile(p, t, tile, n);
-        for (int i = 0; i < 1 + padded; ++i) {
-            real* to = virtual_rows(p.ds, p, at + i, head);
-            for_each_in_block<BLOCK * D / VECTOR>([&](int e) {
-                const int row = e / (D / VECTOR), column = e % (D / VECTOR) * VECTOR;
-                if (column >= p.head_dim) return;
-                const uint4 none = make_uint4(0, 0, 0, 0);
-                *reinterpret_cast<uint4*>(to + size_t(row) * p.heads * p.head_dim + column) =
-                    i ? none : *reinterpret_cast<const uint4*>(sh.both + row * RP + column);
-            });
-            float4* rows = p.rows + (size_t(head) * p.virtual_tiles + at + i) * BLOCK;
-            if (r < BLOCK) rows[r] = i ? make_float4(0.f, 0.f, 0.f, -NEG_INF) : statistics;
+        const int row = tile - s.tile0, at = s.first + row;
+        store_virtual(virtual_rows(p.ds, p, at, head), sh.both, p);
+        pad_virtual(p.ds, p, s, row, head);
+        float4* rows = p.rows + (size_t(head) * p.virtual_tiles + at) * BLOCK;
+        if (r < BLOCK) rows[r] = statistics;
+        if (r < BLOCK && row == s.tiles - 1 && s.tiles % 2 == 1) {
+            rows[BLOCK + r] = make_float4(0.f, 0.f, 0.f, -NEG_INF);
         }
     }
-    walk_older_spans(x, sh.x, sh.e, p, t, tile, head);
+    __syncthreads();
+    walk_older_spans(x, sh.x, sh.e, sh.both, p, t, tile, head);
 }
 
 struct SpanWalkShared {
@@ -90,7 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_walk(const __gri
         const int at = virtual_tile(p, t, tile, n);
         copy_square<D>(sh.e, block_scratch(p.es, p, t.spans + n, kv_head, D * D));
         dx.store(sh.dx, RP);
-        dx.store_rows(virtual_rows(p.ds, p, at, head), BLOCK, size_t(p.heads) * p.head_dim, p.head_dim);
+        __syncwarp();
+        store_virtual(virtual_rows(p.ds, p, at, head), sh.dx, p);
         const float* half = p.dq_tiles + first_half(p, at, head) * HALF_FLOATS;
         float4 part[Rows::FN];
 #pragma unroll

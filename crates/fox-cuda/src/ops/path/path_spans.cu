@@ -120,11 +120,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_bwd(const __grid
         copy_square<D>(sh.both, block_scratch(p.e, p, block, kv_head, D * D));
         wait();
         df.template add<D, RowMajor, Transposed>(sh.df, RP, sh.both, RP);
-        // Gradients of keys are still without the scale.
-        Product of_keys = {};
-        of_keys.template add<BLOCK, Transposed, RowMajor>(sh.dkl, RP, sh.kh, RP);
-        of_keys.each([&](int, int, float& x) { x *= p.scale; });
-        df.plus(of_keys);
+        // Gradients of keys are still without the scale; a separate sum would spill.
+        df.each([&](int, int, float& x) { x *= 1.f / p.scale; });
+        df.template add<BLOCK, Transposed, RowMajor>(sh.dkl, RP, sh.kh, RP);
+        df.each([&](int, int, float& x) { x *= p.scale; });
         __syncthreads();
     }
 }

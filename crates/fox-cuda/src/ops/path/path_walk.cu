@@ -45,7 +45,8 @@ struct WalkShared {
     alignas(16) real t[SQUARES], n[SQUARES], square[SQUARES];
 };
 
-static_assert(sizeof(WalkShared) <= FORWARD_BYTES);
+// Keys and values have room for a product of the walk over spans.
+static_assert(sizeof(WalkShared) <= FORWARD_BYTES && tile_size(D, D) <= 2 * ROWS);
 
 // Maxima and sums of a thread's two rows, in base 2.
 struct Statistics {
@@ -152,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_fwd(const __grid_cons
         }
     }
     o.store_rows(query_rows(p.o, p, t.row, head), t.rows, size_t(p.heads) * p.head_dim, p.head_dim);
-    walk_older_spans(x, sh.x, sh.stages[0].e, p, t, tile, head);
+    walk_older_spans(x, sh.x, sh.stages[0].e, sh.stages[0].kh, p, t, tile, head);
 }
 
 struct QueriesShared {

@@ -20,22 +20,21 @@ const SPAN_BYTES: usize = 4 << 30;
 const PART_TILES: usize = 32;
 
 /// Blocks of a span. All blocks are one span on GPUs without wgmma, in f32, and with pruning, for which the walk over
-/// blocks ends early. `FOX_PATH_SPANS=0` in the environment does the same, for comparisons.
+/// blocks ends early. The environment variable `FOX_PATH_SPANS` replaces the smallest span, for measurements and for
+/// tests of short sequences: an even number of blocks, or 0 for one span.
 pub(super) fn span_blocks<T: Float>(attention: &Attention<'_, T>, pruned: bool) -> usize {
-    if pruned
-        || !attention.has_span_kernels()
-        || std::env::var("FOX_PATH_SPANS").is_ok_and(|x| x == "0")
-    {
+    let set = std::env::var("FOX_PATH_SPANS").ok().and_then(|blocks| blocks.parse::<usize>().ok());
+    let smallest = set.map_or(SPAN_BLOCKS, |blocks| blocks.next_multiple_of(2));
+    if pruned || smallest == 0 || !attention.has_span_kernels() {
         return ONE_SPAN;
     }
     let spec = attention.spec;
+    let width = spec.head_dim.next_multiple_of(64);
     // x, the gradient of the output, and that of x in f32.
-    let tile = PATH_BLOCK
-        * spec.heads
-        * (2 * size_of::<T>() * spec.head_dim + 4 * spec.head_dim.next_multiple_of(64));
-    let doubled = std::iter::successors(Some(SPAN_BLOCKS), |blocks| Some(2 * blocks));
-    let fits = |&blocks: &usize| virtual_tiles(&spec.segments, blocks) * tile <= SPAN_BYTES;
-    doubled.take(20).find(fits).unwrap_or(ONE_SPAN)
+    let tile = PATH_BLOCK * spec.heads * (2 * size_of::<T>() * spec.head_dim + 4 * width);
+    let fits = |blocks: &usize| virtual_tiles(&spec.segments, *blocks) * tile <= SPAN_BYTES;
+    let doubled = std::iter::successors(Some(smallest), |blocks| Some(2 * blocks));
+    doubled.take(16).find(fits).unwrap_or(ONE_SPAN)
 }
 
 /// Scratch of a call with older spans.
