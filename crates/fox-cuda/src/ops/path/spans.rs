@@ -12,19 +12,22 @@ use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{SpanGradients, SpanTiles, dq_len};
 use crate::{Buffer, Float, Result};
 
-/// The smallest span, and the limit on the scratch of virtual queries: spans double until it fits. A smaller span has
-/// fewer blocks that the slower walk over blocks visits, but more virtual queries.
-const SPAN_BLOCKS: usize = 8;
+/// Blocks of the smallest span, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96
+/// keys at head dim 64. A smaller span has fewer blocks that the slower walk over blocks visits, but more virtual
+/// queries.
+const SPAN_BLOCKS: [usize; 2] = [12, 8];
+/// Limit on the scratch of virtual queries: spans double until it fits.
 const SPAN_BYTES: usize = 4 << 30;
 /// Virtual tiles of 64 queries per thread block of `path_span_products`.
 const PART_TILES: usize = 32;
 
 /// Blocks of a span. All blocks are one span on GPUs without wgmma, in f32, and with pruning, for which the walk over
-/// blocks ends early. The environment variable `FOX_PATH_SPANS` replaces the smallest span, for measurements and for
+/// blocks ends early. The environment variable `FOX_SPANS` replaces the smallest span, for measurements and for
 /// tests of short sequences: an even number of blocks, or 0 for one span.
 pub(super) fn span_blocks<T: Float>(attention: &Attention<'_, T>, pruned: bool) -> usize {
-    let set = std::env::var("FOX_PATH_SPANS").ok().and_then(|blocks| blocks.parse::<usize>().ok());
-    let smallest = set.map_or(SPAN_BLOCKS, |blocks| blocks.next_multiple_of(2));
+    let set = std::env::var("FOX_SPANS").ok().and_then(|blocks| blocks.parse::<usize>().ok());
+    let smallest = SPAN_BLOCKS[usize::from(attention.spec.head_dim > 64)];
+    let smallest = set.map_or(smallest, |blocks| blocks.next_multiple_of(2));
     if pruned || smallest == 0 || !attention.has_span_kernels() {
         return ONE_SPAN;
     }

@@ -168,9 +168,9 @@ fn cut(segments: &Segments, span_blocks: usize) -> Cut {
                 tile_begin: tile_at(local + 1),
                 tile_end: tile_at((local / span_blocks + 1) * span_blocks),
             });
-            let end = local + span_blocks;
-            if local % span_blocks == 0 && end < count && s.q_len > 0 {
-                let tile0 = tile_at(end);
+            let newer = local + span_blocks;
+            if local % span_blocks == 0 && newer < count && s.q_len > 0 {
+                let tile0 = tile_at(newer);
                 spans.push(PathSpan {
                     block: block0 + local,
                     gates: gates + start,
