@@ -219,5 +219,5 @@ fn wall_attention_matches_its_definition() {
         "HEAD_DIM=96 WIDE=1 GATES=0 SHARED_BYTES=200000",
         "HEAD_DIM=192 WIDE=0 GATES=0 SHARED_BYTES=200000",
     ];
-    run("wall", &["wall", "wall_bwd"], &variants);
+    run("wall", &["wall", "wall_bwd", "wall_spans"], &variants);
 }

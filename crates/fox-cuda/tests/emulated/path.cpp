@@ -1,4 +1,5 @@
 // PaTH attention against its definition in f64, token by token: outputs, statistics, counts and all gradients.
+#include "attention_spans.h"
 namespace prepare {
 #include "path_prepare.cu"
 }
@@ -8,6 +9,7 @@ namespace prepare {
 #undef GUARD_tiles
 #undef GUARD_triangular
 #undef GUARD_path
+#undef GUARD_spans
 namespace walk {
 #include "path_walk.cu"
 }
@@ -16,6 +18,7 @@ namespace walk {
 #undef GUARD_real
 #undef GUARD_tiles
 #undef GUARD_path
+#undef GUARD_spans
 namespace bwd {
 #include "path_bwd.cu"
 }
@@ -24,6 +27,7 @@ namespace bwd {
 #undef GUARD_real
 #undef GUARD_tiles
 #undef GUARD_path
+#undef GUARD_spans
 #undef GUARD_path_queries
 namespace older {
 #include "path_older.cu"
@@ -33,6 +37,7 @@ namespace older {
 #undef GUARD_real
 #undef GUARD_tiles
 #undef GUARD_path
+#undef GUARD_spans
 namespace spans {
 #include "path_spans.cu"
 }
@@ -234,89 +239,6 @@ struct Definition {
     }
 };
 
-// The kernels of forgetting attention on virtual queries, as far as PaTH depends on them.
-struct SpanAttention {
-    const Case& x;
-    const PathParams& p;
-    const int keys = x.span_blocks * C;
-
-    // f(span, head, virtual row, its first element, logits in base 2 relative to the gate of the span's last key)
-    template <class F>
-    void each(F f) const {
-        for (const PathSpan& s : x.spans)
-            for (int h = 0; h < x.heads; ++h)
-                for (int r = 0; r < s.tiles * C; ++r) {
-                    const size_t row = size_t(s.first) * C + r, at = (row * x.heads + h) * x.d;
-                    const float2* c = p.gates ? p.gates + size_t(h) * x.stride + s.gates : nullptr;
-                    Doubles logits(keys);
-                    for (int j = 0; j < keys; ++j) {
-                        for (int e = 0; e < x.d; ++e) logits[j] += value(p.xs[at + e]) * value(p.kl[x.key_at(s.row + j, h) + e]);
-                        logits[j] *= p.scale * BASE_2;
-                        if (c) logits[j] += (double(c[keys - 1].x) - c[j].x) + (double(c[keys - 1].y) - c[j].y);
-                    }
-                    f(s, h, row, at, logits);
-                }
-    }
-
-    void forward(Reals& o, Floats& lse) const {
-        each([&](const PathSpan& s, int h, size_t row, size_t at, const Doubles& logits) {
-            double sum = 0.0;
-            Doubles out(x.d);
-            for (int j = 0; j < keys; ++j) {
-                sum += exp2(logits[j]);
-                for (int e = 0; e < x.d; ++e) out[e] += exp2(logits[j]) * value(x.v[x.key_at(s.row + j, h) + e]);
-            }
-            for (int e = 0; e < x.d; ++e) o[at + e] = walk::to_real(float(out[e] / sum));
-            lse[row * x.heads + h] = log(sum);
-        });
-    }
-
-    void backward(Floats& dq, Reals& dk, Reals& dv, Floats& columns) const {
-        Doubles dk_sums(dk.size()), dv_sums(dv.size()), column_sums(columns.size());
-        Doubles dq_sums(dq.size());
-        each([&](const PathSpan& s, int h, size_t row, size_t at, const Doubles& logits) {
-            const float4 statistics = p.rows[size_t(h) * p.virtual_tiles * C + row];
-            if (statistics.w == INFINITY) return;
-            const size_t gates = size_t(h) * x.stride + s.gates;
-            double decay = 0.0;
-            if (p.gates) {
-                const float2 last = p.gates[gates + keys - 1];
-                decay = (double(statistics.x) - last.x) + (double(statistics.y) - last.y);
-            }
-            const size_t first = (size_t(h) * p.virtual_tiles + row / C) * (WIDTH / 64);
-            const int r = row % C, eighth = WIDTH == 64 ? row % 128 / 16 : r / 8;
-            for (int j = 0; j < keys; ++j) {
-                const size_t key = x.key_at(s.row + j, h);
-                const double weight = exp2(logits[j] + decay - statistics.w);
-                double dp = 0.0;
-                for (int e = 0; e < x.d; ++e) dp += value(p.ds[at + e]) * value(x.v[key + e]);
-                const double ds = weight * (dp - statistics.z);
-                for (int e = 0; e < x.d; ++e) {
-                    dk_sums[key + e] += ds * value(p.xs[at + e]), dv_sums[key + e] += weight * value(p.ds[at + e]);
-                    const int c = e % 64, thread = r / 16 * 32 + r % 8 * 4 + c % 8 / 2;
-                    const size_t element = (c / 8 * 128 + thread) * 4 + r % 16 / 8 * 2 + c % 2;
-                    dq_sums[(first + e / 64) * walk::HALF_FLOATS + element] += ds * value(p.kl[key + e]);
-                }
-                column_sums[gates + j] += ds;
-                // Of the warpgroup and the warp with the key.
-                const size_t half = (WIDTH == 64 ? first / 2 * 2 : first) + j % 128 / 64;
-                dq_sums[half * walk::HALF_FLOATS + 64 * 64 + j % 64 / 16 * 8 + eighth] += ds;
-            }
-        });
-        for (size_t i = 0; i < dq.size(); ++i) dq[i] = dq_sums[i];
-        for (const PathSpan& s : x.spans) {
-            for (size_t i = x.key_at(s.row, 0); i < x.key_at(s.row + keys, 0); ++i) {
-                dk[i] = walk::to_real(float(dk_sums[i])), dv[i] = walk::to_real(float(dv_sums[i]));
-            }
-            for (int h = 0; h < x.heads; ++h)
-                for (int j = 0; j < keys; ++j) {
-                    const size_t i = size_t(h) * x.stride + s.gates + j;
-                    columns[i] = column_sums[i];
-                }
-        }
-    }
-};
-
 Reals unset(size_t count) { return Reals(count, walk::to_real(NAN)); }
 
 void test(Case x) {
@@ -366,7 +288,9 @@ void test(Case x) {
     p.f = f.data(), p.es = es.data(), p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.ds = ds.data();
     p.lses = lses.data(), p.rows = statistics.data(), p.dq_tiles = dq_tiles.data(), p.dkl = dkl.data();
     p.dvl = dvl.data(), p.dx_spans = dx_spans.data(), p.de_parts = de_parts.data();
-    const SpanAttention attention{x, p};
+    SpanAttention<real> attention = {{}, x.heads, x.kv_heads, x.d, x.span_blocks * C, x.stride, x.virtual_tiles,
+                                     p.scale, p.xs, p.kl, p.v, p.gates};
+    for (const PathSpan& s : x.spans) attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates});
     const auto& of_older = as<older::PathParams>(p);
     const auto& of_spans = as<spans::PathParams>(p);
     const auto& prepared = as<prepare::PathParams>(p);
@@ -386,7 +310,7 @@ void test(Case x) {
     }
     std::fill(xs.begin(), xs.end(), walk::to_real(NAN));
     launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_queries(of_older); });
-    attention.backward(dq_tiles, dkl, dvl, columns);
+    attention.backward(p.rows, p.ds, dq_tiles, dkl, dvl, columns);
     launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_walk(of_older); });
     launch({span_count, kv_heads, parts}, spans::THREADS, [&] { spans::path_span_products(of_spans); });
     // Half of the heads at a time.

@@ -2,8 +2,8 @@
 
 mod params;
 mod passes;
-mod spans;
-mod table;
+pub(super) mod spans;
+pub(super) mod table;
 
 use std::sync::Arc;
 

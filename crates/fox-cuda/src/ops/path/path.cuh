@@ -28,6 +28,7 @@
 // *_BYTES of shared memory that each kernel gets, and WARPS_ACROSS (set by the including file).
 #pragma once
 #include "params.cuh"
+#include "spans.cuh"
 #include "tiles.cuh"
 
 constexpr int D = HEAD_DIM, BLOCK = 64;
@@ -120,13 +121,9 @@ template <typename T>
 DEVICE T* virtual_rows(T* x, const PathParams& p, int tile, int head) {
     return x + (size_t(tile) * BLOCK * p.heads + head) * p.head_dim;
 }
-// Halves of 64 x 64 in which the backward kernel of forgetting attention leaves the gradients of a virtual tile: each
-// has an accumulator of 128 threads, and eight sums of the gradients of scores, each over a group of queries, for each of
-// four warps.
-constexpr int HALF_FLOATS = 64 * 64 + 4 * 8;
-constexpr int QUERIES_PER_SUM = D == 64 ? 16 : 8;
+// The first half of a virtual tile.
 DEVICE size_t first_half(const PathParams& p, int tile, int head) {
-    return (size_t(head) * p.virtual_tiles + tile) * (D / 64);
+    return (size_t(head) * p.virtual_tiles + tile) * HALVES;
 }
 
 // The first block, counted in the segment, that a tile visits: sums of gates never increase, so it is found by

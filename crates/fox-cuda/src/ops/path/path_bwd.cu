@@ -107,13 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
         const bool valid = threadIdx.x < t.rows;
         float* to = p.row_sums + size_t(head) * p.row_sum_stride + t.sums + threadIdx.x;
         float sum = valid ? *to + Square::finish_row_sum(sh.rows.sums, threadIdx.x) : 0.f;
-        // Sums of a row over all keys differ from 0 by rounding alone. Those over older spans are known for groups of
-        // queries only: so is the difference, and it is distributed evenly.
-        if (t.local >= p.span_blocks) {
-#pragma unroll
-            for (int step = 1; step < QUERIES_PER_SUM; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-            sum /= max(1, min(QUERIES_PER_SUM, t.rows - int(threadIdx.x) / QUERIES_PER_SUM * QUERIES_PER_SUM));
-        }
+        if (t.local >= p.span_blocks) sum = group_mean(sum, t.rows);
         if (valid) *to = sum;
     }
     Rows dv = {};

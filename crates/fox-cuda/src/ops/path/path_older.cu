@@ -95,13 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_walk(const __gri
             part[g] = reinterpret_cast<const float4*>(from)[g % 8 * 128 + threadIdx.x];
         }
         if (r < t.rows) {
-            // Both halves have sums of 64 keys: at head dim 64 of two tiles of queries, else of one.
-            const float* sums = p.dq_tiles + first_half(p, D == 64 ? at / 2 * 2 : at, head) * HALF_FLOATS + 64 * 64;
-            const int group = r / QUERIES_PER_SUM, column = group + (D == 64 ? at % 2 * 4 : 0);
-            float sum = 0.f;
-#pragma unroll
-            for (int w = 0; w < 8; ++w) sum += sums[w / 4 * HALF_FLOATS + w % 4 * 8 + column];
-            row_sum += sum / min(QUERIES_PER_SUM, t.rows - group * QUERIES_PER_SUM);
+            const int rows = t.rows - r / QUERIES_PER_SUM * QUERIES_PER_SUM;
+            row_sum += group_sum(p.dq_tiles, size_t(head) * p.virtual_tiles + at, at, r) / min(QUERIES_PER_SUM, rows);
         }
         wait();
         dx.template add<D, RowMajor, Transposed>(sh.dx, RP, sh.e, RP);
@@ -136,35 +131,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_merge(const __grid_co
             const float decay = p.gates ? gate_difference(query, gates[s.gates + p.span_blocks * BLOCK - 1]) : 0.f;
             return p.lses[at] * LOG2_E + decay;
         };
-        const float own = p.lse[row] * LOG2_E;
-        float top = own, sum = 0.f;
-        for (int n = lane; n < older; n += 32) top = fmaxf(top, statistic(n));
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-        for (int n = lane; n < older; n += 32) sum += power(statistic(n) - top);
-        const float lse = top + log2f(warp_sum(sum) + power(own - top));
-        real* o = query_rows(p.o, p, t.row + r, head);
-        float2 out[D / 64] = {};
-        auto add = [&](const real* x, float weight) {
-#pragma unroll
-            for (int c = 0; c < D / 64; ++c) {
-                const int column = 64 * c + 2 * lane;
-                if (column >= p.head_dim) continue;
-                const float2 y = load_pair(x + column);
-                out[c].x = fmaf(weight, y.x, out[c].x), out[c].y = fmaf(weight, y.y, out[c].y);
-            }
+        auto output = [&](int n) -> const real* {
+            return virtual_rows(p.os, p, virtual_tile(p, t, tile, n), head) + size_t(r) * p.heads * p.head_dim;
         };
-        add(o, power(own - lse));
-#pragma unroll 4
-        for (int n = 0; n < older; ++n) {
-            const real* x = virtual_rows(p.os, p, virtual_tile(p, t, tile, n), head);
-            add(x + size_t(r) * p.heads * p.head_dim, power(statistic(n) - lse));
-        }
-#pragma unroll
-        for (int c = 0; c < D / 64; ++c) {
-            const int column = 64 * c + 2 * lane;
-            if (column < p.head_dim) Rows::store_pair(o + column, out[c].x, out[c].y);
-        }
+        real* o = query_rows(p.o, p, t.row + r, head);
+        const float lse = merge_spans(o, p.lse[row] * LOG2_E, older, p.head_dim, statistic, output);
         __syncwarp();
         if (lane == 0) p.lse[row] = lse * LN_2;
     }

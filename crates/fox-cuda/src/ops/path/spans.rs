@@ -1,7 +1,5 @@
 //! Older spans of PaTH attention, by the kernels of forgetting attention; see `path.cuh`.
 
-use std::sync::Arc;
-
 use fox_tensor::PATH_BLOCK;
 
 use super::PathCall;
@@ -9,7 +7,7 @@ use super::params::PathParams;
 use super::passes::Pass;
 use super::table::{ONE_SPAN, virtual_tiles};
 use crate::ops::attention::Attention;
-use crate::ops::attention::spans::{SpanGradients, SpanTiles, dq_len};
+use crate::ops::attention::spans::{SpanGradients, dq_len};
 use crate::{Buffer, Float, Result};
 
 /// Blocks of the smallest span, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96
@@ -21,14 +19,14 @@ const SPAN_BYTES: usize = 4 << 30;
 /// Virtual tiles of 64 queries per thread block of `path_span_products`.
 const PART_TILES: usize = 32;
 
-/// Blocks of a span. All blocks are one span on GPUs without wgmma, in f32, and with pruning, for which the walk over
-/// blocks ends early. The environment variable `FOX_SPANS` replaces the smallest span, for measurements and for
+/// Blocks of a span. All blocks are one span on GPUs without wgmma, in f32, and where the op refuses: with pruning, for
+/// which the walk over blocks ends early. The environment variable `FOX_SPANS` replaces the smallest span, for measurements and for
 /// tests of short sequences: an even number of blocks, or 0 for one span.
-pub(super) fn span_blocks<T: Float>(attention: &Attention<'_, T>, pruned: bool) -> usize {
+pub(in crate::ops) fn span_blocks<T: Float>(attention: &Attention<'_, T>, refused: bool) -> usize {
     let set = std::env::var("FOX_SPANS").ok().and_then(|blocks| blocks.parse::<usize>().ok());
     let smallest = SPAN_BLOCKS[usize::from(attention.spec.head_dim > 64)];
     let smallest = set.map_or(smallest, |blocks| blocks.next_multiple_of(2));
-    if pruned || smallest == 0 || !attention.has_span_kernels() {
+    if refused || smallest == 0 || !attention.has_span_kernels() {
         return ONE_SPAN;
     }
     let spec = attention.spec;
@@ -79,14 +77,6 @@ impl<T: Float> PathCall<'_, T> {
         self.table.virtual_tiles() * PATH_BLOCK * spec.heads * spec.head_dim
     }
 
-    fn span_tiles(&self) -> Result<Arc<SpanTiles>> {
-        let spec = self.attention.spec;
-        self.table.span_tiles.get([spec.heads, spec.kv_heads, spec.head_dim], || {
-            let spans: Vec<_> = self.table.attention_spans().collect();
-            self.attention.span_tiles(&spans)
-        })
-    }
-
     /// Adds the outputs of older spans to that of the own one, after `Pass::Forward`.
     pub(super) fn spans_forward(&mut self) -> Result<()> {
         let Some(older) = &self.older else { return Ok(()) };
@@ -95,7 +85,7 @@ impl<T: Float> PathCall<'_, T> {
         let lses = gpu.alloc::<f32>(self.table.virtual_tiles() * PATH_BLOCK * heads)?;
         let tiling = (&*self.tiling, self.gates.as_ref());
         let operands = (&older.xs, &older.kl);
-        let tables = self.span_tiles()?;
+        let tables = self.table.span_tiles(self.attention)?;
         self.attention.spans_forward(&tables, operands, tiling, (&os, &lses))?;
         self.params.os = os.address().into();
         self.params.lses = lses.address().into();
@@ -140,7 +130,7 @@ impl<T: Float> PathCall<'_, T> {
             column_sums,
         };
         let operands = (&older.xs, &older.kl);
-        let tables = self.span_tiles()?;
+        let tables = self.table.span_tiles(self.attention)?;
         self.attention.spans_backward(&tables, operands, &ds, &gradients)?;
         self.run(Pass::SpanWalk, [tiles, heads])?;
         self.run_grid(Pass::SpanProducts, [spans, spec.kv_heads, parts])?;

@@ -1,16 +1,19 @@
 //! Device tables of PaTH attention: blocks of keys, and tiles of queries cut at the same positions.
 
+use std::sync::Arc;
+
 use fox_tensor::{PATH_BLOCK, Segments};
 
 use crate::lru::LruCache;
+use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{Span, SpanTiles};
 use crate::ops::attention::tiling::GATE_ALIGN;
 use crate::params::{self, Param, kernel_params};
-use crate::{Buffer, Gpu, Result};
+use crate::{Buffer, Float, Gpu, Result};
 
 kernel_params! {
     /// A block of up to 64 keys.
-    pub(super) table struct PathBlock {
+    pub(in crate::ops) table struct PathBlock {
         /// The first row, and number of rows.
         row: usize,
         rows: usize,
@@ -24,7 +27,7 @@ kernel_params! {
     }
 
     /// The queries at the positions of one block.
-    pub(super) table struct PathTile {
+    pub(in crate::ops) table struct PathTile {
         /// The first row, and number of rows.
         row: usize,
         rows: usize,
@@ -47,7 +50,7 @@ kernel_params! {
     }
 
     /// Blocks of keys with the virtual queries of later tiles.
-    pub(super) table struct PathSpan {
+    pub(in crate::ops) table struct PathSpan {
         /// The first block.
         block: usize,
         /// Padded position of the first key in the gate prefixes.
@@ -69,19 +72,19 @@ pub(super) const ONE_SPAN: usize = 1 << 30;
 pub(crate) struct PathTable {
     pub(super) blocks: Buffer<<PathBlock as Param>::Device>,
     pub(super) block_count: usize,
-    pub(super) tiles: Buffer<<PathTile as Param>::Device>,
+    pub(in crate::ops) tiles: Buffer<<PathTile as Param>::Device>,
     /// Per tile, its first scratch tile; then their number.
     pub(super) slots: Vec<usize>,
     pub(super) span_blocks: usize,
     /// Spans with later queries, on both sides.
-    pub(super) spans: Vec<PathSpan>,
-    pub(super) span_table: Buffer<<PathSpan as Param>::Device>,
+    pub(in crate::ops) spans: Vec<PathSpan>,
+    pub(in crate::ops) span_table: Buffer<<PathSpan as Param>::Device>,
     /// By heads, key heads and head dim.
-    pub(super) span_tiles: LruCache<[usize; 3], SpanTiles>,
+    tables: LruCache<[usize; 3], SpanTiles>,
 }
 
 impl PathTable {
-    pub(super) fn new(gpu: &Gpu, segments: &Segments, span_blocks: usize) -> Result<Self> {
+    pub(in crate::ops) fn new(gpu: &Gpu, segments: &Segments, span_blocks: usize) -> Result<Self> {
         let Cut { blocks, tiles, slots, spans } = cut(segments, span_blocks);
         Ok(PathTable {
             block_count: blocks.len(),
@@ -91,23 +94,30 @@ impl PathTable {
             span_blocks,
             span_table: gpu.upload(&params::rows("PaTH's spans", &spans)?)?,
             spans,
-            span_tiles: LruCache::default(),
+            tables: LruCache::default(),
         })
     }
 
     /// Virtual tiles of all spans, with padding.
-    pub(super) fn virtual_tiles(&self) -> usize {
+    pub(in crate::ops) fn virtual_tiles(&self) -> usize {
         self.spans.last().map_or(0, |s| s.first + s.tiles.next_multiple_of(2))
     }
 
-    /// What the kernels of forgetting attention need to know about the spans.
-    pub(super) fn attention_spans(&self) -> impl Iterator<Item = Span> {
-        self.spans.iter().map(|s| Span {
+    /// The spans as the kernels of forgetting attention see them.
+    pub(in crate::ops) fn span_tiles<T: Float>(
+        &self,
+        attention: &Attention<'_, T>,
+    ) -> Result<Arc<SpanTiles>> {
+        let spec = attention.spec;
+        let span = |s: &PathSpan| Span {
             row: s.first * PATH_BLOCK,
             rows: s.tiles * PATH_BLOCK,
             k_row: s.row,
             keys: self.span_blocks * PATH_BLOCK,
             gates: s.gates,
+        };
+        self.tables.get([spec.heads, spec.kv_heads, spec.head_dim], || {
+            attention.span_tiles(&self.spans.iter().map(span).collect::<Vec<_>>())
         })
     }
 
