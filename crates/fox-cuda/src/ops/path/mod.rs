@@ -19,8 +19,8 @@ use crate::backend::storage::Activation;
 use crate::backend::{Cuda, Operand, Precision};
 use crate::{Buffer, Error, Float, Result};
 use params::PathParams;
-pub(super) use passes::variants;
 use passes::{Pass, PathShape, WALK};
+pub(super) use passes::{span_variants, variants};
 use spans::OlderSpans;
 pub(crate) use table::PathTable;
 

@@ -2,8 +2,8 @@
 
 use super::params::PathParams;
 use super::table::{PathBlock, PathSpan, PathTile};
-use crate::Source;
 use crate::source::source;
+use crate::{Generation, Source};
 
 const PREPARE: Source =
     source!("path_prepare", ["path.cuh"], [PathBlock, PathTile, PathSpan, PathParams]);
@@ -156,9 +156,19 @@ pub(in crate::ops) fn variants() -> Vec<(Source, Vec<String>)> {
     let shapes = [(64, false), (128, false), (64, true), (128, true)];
     let of = |(head_dim, wide)| {
         let defines = PathShape::new(head_dim, wide).defines();
-        [PREPARE, WALK, BACKWARD, OLDER, SPANS].map(|source| (source, defines.clone()))
+        [PREPARE, WALK, BACKWARD].map(|source| (source, defines.clone()))
     };
     shapes.into_iter().flat_map(of).collect()
+}
+
+/// The kernels over spans, which GPUs with wgmma use in bf16.
+pub(in crate::ops) fn span_variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    let of = |head_dim| {
+        let defines = PathShape::new(head_dim, false).defines();
+        [OLDER, SPANS].map(|source| (source, defines.clone()))
+    };
+    let head_dims = [64, 128].into_iter().filter(|_| generation.has_wgmma());
+    head_dims.flat_map(of).collect()
 }
 
 #[cfg(test)]

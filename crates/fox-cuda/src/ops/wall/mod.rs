@@ -15,7 +15,7 @@ use super::path::spans::span_blocks;
 use super::path::table::{PathSpan, PathTile};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Float, Result, Source};
+use crate::{Buffer, Float, Generation, Result, Source};
 
 const FORWARD: Source =
     source!("wall", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
@@ -116,9 +116,14 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
             [true, false].map(|gates| (source, tile(source, head_dim, gates, wide).defines))
         })
     };
-    let spans =
-        [64, 128].map(|d| [true, false].map(|gates| (SPANS, tile(SPANS, d, gates, false).defines)));
-    kinds.into_iter().flat_map(of).chain(spans.into_iter().flatten()).collect()
+    kinds.into_iter().flat_map(of).collect()
+}
+
+/// The kernels over spans, which GPUs with wgmma use in bf16.
+pub(super) fn span_variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    let of =
+        |head_dim| [true, false].map(|gates| (SPANS, tile(SPANS, head_dim, gates, false).defines));
+    [64, 128].into_iter().filter(|_| generation.has_wgmma()).flat_map(of).collect()
 }
 
 /// Launch configuration of either direction: as in stick-breaking attention, and a factor per channel.

@@ -5,12 +5,12 @@
 #include "wall.cuh"
 #include "spans.cuh"
 
-// A tile's place among the spans of its segment.
-struct Place {
+// A tile among the spans of its segment.
+struct SpanTile {
     PathTile t;
     int tile, head, span, lane;  // `lane`: number of the block in its span
 
-    DEVICE Place(const WallParams& p)
+    DEVICE SpanTile(const WallParams& p)
         : t(p.older_tiles[blockIdx.x]), tile(blockIdx.x), head(blockIdx.y), span(t.local / p.span_blocks),
           lane(t.local % p.span_blocks) {}
     // Whether queries of later spans see the block.
@@ -40,21 +40,21 @@ DEVICE size_t virtual_element(const WallParams& p, int tile, int row, int head, 
 // delta and statistics. Rows beyond the tile have no weight.
 extern "C" __global__ void __launch_bounds__(THREADS) wall_span_rows(const __grid_constant__ WallParams p) {
     constexpr int CHANNELS = HEAD_DIM <= 64 ? 64 : THREADS;
-    const Place place(p);
-    const Block b = block_at(p, place.tile, place.head);
-    const int head = place.head, first = threadIdx.x / CHANNELS, step = THREADS / CHANNELS;
+    const SpanTile own(p);
+    const Block b = block_at(p, own.tile, own.head);
+    const int head = own.head, first = threadIdx.x / CHANNELS, step = THREADS / CHANNELS;
     for (int c = threadIdx.x % CHANNELS; c < p.head_dim; c += CHANNELS) {
-        if (place.is_seen(p)) {
-            const float factor = place.newer_in_span(p, c);
+        if (own.is_seen(p)) {
+            const float factor = own.newer_in_span(p, c);
             for (int r = first; r < b.count; r += step) {
                 const size_t at = element(p, b.row + r, head, c);
                 p.kl[at] = to_real(to_float(p.far[at]) * factor);
             }
         }
-        float factor = place.older_in_span(p, c);
-        for (int n = place.span - 1; n >= 0; --n) {
-            const PathSpan s = place.at(p, n);
-            const int row = place.tile - s.tile0;
+        float factor = own.older_in_span(p, c);
+        for (int n = own.span - 1; n >= 0; --n) {
+            const PathSpan s = own.at(p, n);
+            const int row = own.tile - s.tile0;
             const bool padded = row == s.tiles - 1 && s.tiles % 2 == 1;
             for (int r = first; r < BLOCK; r += step) {
                 const size_t at = element(p, b.row + r, head, c), to = virtual_element(p, s.first + row, r, head, c);
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_rows(const __gri
                 p.ds[to] = r < b.count ? p.d_out[at] : to_real(0.f);
                 if (padded) p.ds[pad] = to_real(0.f);
             }
-            factor *= place.of_span(p, n, c);
+            factor *= own.of_span(p, n, c);
         }
     }
     const int r = threadIdx.x;
@@ -77,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_rows(const __gri
         const float2 c = GATES ? b.gates[b.first + r] : make_float2(0.f, 0.f);
         statistics = make_float4(c.x, c.y, p.delta[row], p.lse[row] * LOG2_E);
     }
-    for (int n = 0; n < place.span; ++n) {
-        const PathSpan s = place.at(p, n);
-        const int row = place.tile - s.tile0;
+    for (int n = 0; n < own.span; ++n) {
+        const PathSpan s = own.at(p, n);
+        const int row = own.tile - s.tile0;
         float4* rows = p.rows + (size_t(head) * p.virtual_tiles + s.first + row) * BLOCK;
         rows[r] = statistics;
         if (row == s.tiles - 1 && s.tiles % 2 == 1) rows[BLOCK + r] = none;
@@ -87,25 +87,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_rows(const __gri
 }
 
 // Adds the outputs of older spans to that of the own one. A span's statistics have the gate prefix of its last key in
-// place of the query's.
+// own of the query's.
 extern "C" __global__ void __launch_bounds__(THREADS) wall_merge(const __grid_constant__ WallParams p) {
-    const Place place(p);
-    const Block b = block_at(p, place.tile, place.head);
-    if (place.span == 0) return;
+    const SpanTile own(p);
+    const Block b = block_at(p, own.tile, own.head);
+    if (own.span == 0) return;
     for (int r = threadIdx.x / 32; r < b.count; r += THREADS / 32) {
         const size_t row = size_t(b.row + r) * p.heads + b.head;
         auto statistic = [&](int n) {
-            const PathSpan s = place.at(p, n);
+            const PathSpan s = own.at(p, n);
             const int last = (n + 1) * p.span_blocks * BLOCK - 1;
             const float decay = GATES ? gate_difference(b.gates[b.first + r], b.gates[last]) : 0.f;
-            return p.lses[size_t((s.first + place.tile - s.tile0) * BLOCK + r) * p.heads + b.head] * LOG2_E + decay;
+            return p.lses[size_t((s.first + own.tile - s.tile0) * BLOCK + r) * p.heads + b.head] * LOG2_E + decay;
         };
         auto output = [&](int n) -> const real* {
-            const PathSpan s = place.at(p, n);
-            return p.os + virtual_element(p, s.first + place.tile - s.tile0, r, b.head, 0);
+            const PathSpan s = own.at(p, n);
+            return p.os + virtual_element(p, s.first + own.tile - s.tile0, r, b.head, 0);
         };
         real* o = p.o + element(p, b.row + r, b.head, 0);
-        const float lse = merge_spans(o, p.lse[row] * LOG2_E, place.span, p.head_dim, statistic, output);
+        const float lse = merge_spans(o, p.lse[row] * LOG2_E, own.span, p.head_dim, statistic, output);
         __syncwarp();
         if (threadIdx.x % 32 == 0) p.lse[row] = lse * LN_2;
     }
@@ -115,17 +115,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_merge(const __grid_co
 // (f32), which wall_finish adds; values, and sums of rows and columns, are added here.
 extern "C" __global__ void __launch_bounds__(THREADS) wall_span_grads(const __grid_constant__ WallParams p) {
     __shared__ float factor[HEAD_DIM], newer[HEAD_DIM];
-    const Place place(p);
-    const Block b = block_at(p, place.tile, place.head);
-    const int head = place.head, r = threadIdx.x;
+    const SpanTile own(p);
+    const Block b = block_at(p, own.tile, own.head);
+    const int head = own.head, r = threadIdx.x;
     for (int c = threadIdx.x; c < HEAD_DIM; c += THREADS) {
-        factor[c] = c < p.head_dim ? place.older_in_span(p, c) : 0.f;
-        newer[c] = c < p.head_dim && place.is_seen(p) ? place.newer_in_span(p, c) : 0.f;
+        factor[c] = c < p.head_dim ? own.older_in_span(p, c) : 0.f;
+        newer[c] = c < p.head_dim && own.is_seen(p) ? own.newer_in_span(p, c) : 0.f;
     }
     float dx[HEAD_DIM / 2] = {}, difference[HEAD_DIM / 2] = {}, row_sum = 0.f;
-    for (int n = place.span - 1; n >= 0; --n) {
-        const PathSpan s = place.at(p, n);
-        const int tile = s.first + place.tile - s.tile0;
+    for (int n = own.span - 1; n >= 0; --n) {
+        const PathSpan s = own.at(p, n);
+        const int tile = s.first + own.tile - s.tile0;
         const size_t index = size_t(head) * p.virtual_tiles + tile;
         __syncthreads();
 #pragma unroll
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_grads(const __gr
             row_sum += group_sum(p.dq_tiles, index, tile, r) / min(QUERIES_PER_SUM, rows);
         }
         __syncthreads();
-        for (int c = threadIdx.x; c < p.head_dim; c += THREADS) factor[c] *= place.of_span(p, n, c);
+        for (int c = threadIdx.x; c < p.head_dim; c += THREADS) factor[c] *= own.of_span(p, n, c);
     }
     __syncthreads();
 #pragma unroll
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_grads(const __gr
         if (row >= b.count || column >= p.head_dim) continue;
         const size_t at = element(p, b.row + row, head, column);
         float dfar = 0.f;
-        if (place.is_seen(p)) {
+        if (own.is_seen(p)) {
             const float gradient = p.scale * to_float(p.dkl[at]);
             dfar = newer[column] * gradient;
             difference[i] -= to_float(p.kl[at]) * gradient;
@@ -166,11 +166,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_span_grads(const __gr
         p.dx_older[at] = dx[i], p.dfar_older[at] = dfar, p.difference_older[at] = difference[i];
     }
     if (!GATES || r >= BLOCK) return;
-    if (place.span > 0) {
-        float* to = p.row_sums + (size_t(head) * p.tile_count + place.tile) * BLOCK + r;
+    if (own.span > 0) {
+        float* to = p.row_sums + (size_t(head) * p.tile_count + own.tile) * BLOCK + r;
         *to = group_mean(*to + row_sum, b.count);
     }
-    if (place.is_seen(p)) {
+    if (own.is_seen(p)) {
         const size_t at = size_t(head) * p.gate_stride + b.s.c_base + b.first + r;
         p.column_sums[at] += p.columns_older[at];
     }
