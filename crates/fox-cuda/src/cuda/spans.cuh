@@ -31,8 +31,8 @@ DEVICE float group_mean(float sum, int rows) {
     return sum / max(1, min(QUERIES_PER_SUM, rows - row / QUERIES_PER_SUM * QUERIES_PER_SUM));
 }
 
-// Adds the outputs of `older` spans to a row o of the own one, by a warp. `own` and statistic(n) are logs of the sums of
-// weights in base 2; the result is that of all.
+// Adds the outputs of `older` spans to a row o of the own one, by a warp. `own` and statistic(n) are logs of the sums
+// of weights in base 2; the result is that of all.
 template <class Statistic, class Output>
 DEVICE float merge_spans(real* o, float own, int older, int head_dim, Statistic statistic, Output output) {
     const int lane = threadIdx.x % 32;

@@ -19,9 +19,9 @@
 //
 //     kl = kh (I + F)^T    with I + F the product of the newer blocks of the span        path_spans
 //
-// so that x is the same for all keys of a span: attention of virtual queries, a copy of x for each older span, which the
-// kernels of forgetting attention compute; x <- x + x E_span once per span. path_merge adds up the outputs of the spans;
-// the backward continues with the gradient of x (path_span_walk), sums up the gradient of E_span over the virtual
+// so that x is the same for all keys of a span: attention of virtual queries, a copy of x for each older span, which
+// the kernels of forgetting attention compute; x <- x + x E_span once per span. path_merge adds up the outputs of the
+// spans; the backward continues with the gradient of x (path_span_walk), sums up the gradient of E_span over the virtual
 // queries (path_span_products) and takes it to the span's blocks (path_span_bwd).
 //
 // Compile-time: BF16, VEC (8), HEAD_DIM (64 or 128), STAGES (blocks of keys in shared memory in the forward), the

@@ -7,8 +7,8 @@
 // inside a block come from wall_own_scores, where keys decay step by step. No factor exceeds 1, so nothing overflows.
 //
 // Where there are kernels of wgmma, blocks form spans of `span_blocks`, and a block of queries iterates over the blocks
-// of the span that it is in. Keys are decayed to the end of their span (`kl`) and queries to the start of the span after
-// each older one (`xs`): attention of these virtual queries by the kernels of forgetting attention, see wall_spans.cu.
+// of the span that it is in. Keys are decayed to the end of their span (`kl`) and queries to the start of the span
+// after each older one (`xs`): attention of these virtual queries by the kernels of forgetting attention, see wall_spans.cu.
 //
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
 #pragma once
