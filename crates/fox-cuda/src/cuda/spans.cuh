@@ -42,34 +42,34 @@ DEVICE float merge_spans(real* o, float own, int older, int head_dim, Statistic 
     for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
     for (int n = lane; n < older; n += 32) sum += exp2f(statistic(n) - top);
     const float lse = top + log2f(warp_sum(sum) + exp2f(own - top));
-    float2 out[(HEAD_DIM + 63) / 64] = {};
-    auto each = [&](auto f) {
-#pragma unroll
-        for (int c = 0; c < (HEAD_DIM + 63) / 64; ++c) {
-            if (64 * c + 2 * lane < head_dim) f(out[c], 64 * c + 2 * lane);
-        }
-    };
+    constexpr int PAIRS = (HEAD_DIM + 63) / 64;  // of a lane
+    float2 out[PAIRS] = {};
     auto add = [&](const real* x, float weight) {
-        each([&](float2& sum, int column) {
-            float y[2];
+#pragma unroll
+        for (int c = 0; c < PAIRS; ++c) {
+            const int column = 64 * c + 2 * lane;
+            if (column >= head_dim) continue;
 #if BF16
             const u32 pair = *reinterpret_cast<const u32*>(x + column);
-            y[0] = bf16_lo(pair), y[1] = bf16_hi(pair);
+            const float2 y = make_float2(bf16_lo(pair), bf16_hi(pair));
 #else
-            y[0] = x[column], y[1] = x[column + 1];
+            const float2 y = make_float2(x[column], x[column + 1]);
 #endif
-            sum.x = fmaf(weight, y[0], sum.x), sum.y = fmaf(weight, y[1], sum.y);
-        });
+            out[c].x = fmaf(weight, y.x, out[c].x), out[c].y = fmaf(weight, y.y, out[c].y);
+        }
     };
     add(o, exp2f(own - lse));
 #pragma unroll 4
     for (int n = 0; n < older; ++n) add(output(n), exp2f(statistic(n) - lse));
-    each([&](float2& sum, int column) {
+#pragma unroll
+    for (int c = 0; c < PAIRS; ++c) {
+        const int column = 64 * c + 2 * lane;
+        if (column >= head_dim) continue;
 #if BF16
-        *reinterpret_cast<u32*>(o + column) = pack_bf16(sum.x, sum.y);
+        *reinterpret_cast<u32*>(o + column) = pack_bf16(out[c].x, out[c].y);
 #else
-        o[column] = sum.x, o[column + 1] = sum.y;
+        o[column] = out[c].x, o[column + 1] = out[c].y;
 #endif
-    });
+    }
     return lse;
 }
