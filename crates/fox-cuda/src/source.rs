@@ -58,6 +58,7 @@ const SHARED: &[(&str, &str)] = shared!(
     "ptx.cuh",
     "real.cuh",
     "scan.cuh",
+    "spans.cuh",
     "tiles.cuh",
     "tma.cuh",
     "triangular.cuh",

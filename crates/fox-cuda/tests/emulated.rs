@@ -90,7 +90,8 @@ fn path_attention_matches_its_definition() {
         });
         found.unwrap().1.join(" ")
     };
-    run("path", &["path_prepare", "path_walk", "path_bwd"], &variants.map(defines));
+    let sources = ["path_prepare", "path_walk", "path_bwd", "path_older", "path_spans"];
+    run("path", &sources, &variants.map(defines));
 }
 
 #[test]
@@ -236,7 +237,7 @@ fn wall_attention_matches_its_definition() {
         "HEAD_DIM=96 WIDE=1 GATES=0 SHARED_BYTES=200000",
         "HEAD_DIM=192 WIDE=0 GATES=0 SHARED_BYTES=200000",
     ];
-    run("wall", &["wall", "wall_bwd"], &variants);
+    run("wall", &["wall", "wall_bwd", "wall_spans"], &variants);
 }
 
 #[test]

@@ -68,6 +68,8 @@ pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     ];
     let mut all = attention::variants(generation);
     all.extend(decode::variants(generation));
+    all.extend(path::span_variants(generation));
+    all.extend(wall::span_variants(generation));
     all.extend(ops.iter().flat_map(|variants| variants()));
     all
 }

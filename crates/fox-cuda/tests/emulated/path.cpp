@@ -1,4 +1,5 @@
 // PaTH attention against its definition in f64, token by token: outputs, statistics, counts and all gradients.
+#include "attention_spans.h"
 namespace prepare {
 #include "path_prepare.cu"
 }
@@ -8,6 +9,7 @@ namespace prepare {
 #undef GUARD_tiles
 #undef GUARD_triangular
 #undef GUARD_path
+#undef GUARD_spans
 namespace walk {
 #include "path_walk.cu"
 }
@@ -16,11 +18,32 @@ namespace walk {
 #undef GUARD_real
 #undef GUARD_tiles
 #undef GUARD_path
+#undef GUARD_spans
 namespace bwd {
 #include "path_bwd.cu"
 }
+#undef WARPS_ACROSS
+#undef GUARD_params
+#undef GUARD_real
+#undef GUARD_tiles
+#undef GUARD_path
+#undef GUARD_spans
+#undef GUARD_path_queries
+namespace older {
+#include "path_older.cu"
+}
+#undef WARPS_ACROSS
+#undef GUARD_params
+#undef GUARD_real
+#undef GUARD_tiles
+#undef GUARD_path
+#undef GUARD_spans
+namespace spans {
+#include "path_spans.cu"
+}
 using walk::PathBlock;
 using walk::PathParams;
+using walk::PathSpan;
 using walk::PathTile;
 using walk::real;
 
@@ -71,6 +94,7 @@ struct Case {
     float strength;  // nats per token that gates forget, 0 without gates
     bool pruned;
     int chunk;  // tiles whose queries the backward stores at once
+    int span_blocks = 1 << 30;
 
     int q_rows = 0, k_rows = 0, stride = 0, slots = 0, sums = 0;
     double scale = 0.0;
@@ -79,6 +103,8 @@ struct Case {
     std::vector<float2> prefix;
     std::vector<PathBlock> blocks;
     std::vector<PathTile> tiles;
+    std::vector<PathSpan> spans;
+    int virtual_tiles = 0;
 
     void draw() {
         for (const Segment& s : segments) {
@@ -104,15 +130,23 @@ struct Case {
         for (const Segment& s : segments) {
             const int offset = s.k_len - s.q_len, first = offset / C, count = (s.k_len + C - 1) / C;
             const int block0 = blocks.size(), tile0 = tiles.size();
-            const int end = s.q_len ? tile0 + count - first : tile0;
+            const int end = s.q_len ? tile0 + count - first : tile0, spans0 = spans.size();
+            auto tile_at = [&](int b) { return min(tile0 + max(b - first, 0), end); };
             for (int b = 0; b < count; ++b) {
-                const int begin = min(tile0 + max(b + 1 - first, 0), end), rows = min(C, s.k_len - b * C);
-                blocks.push_back(PathBlock{s.k_start + b * C, rows, stride + b * C, b, begin, end});
+                const int begin = tile_at(b + 1), rows = min(C, s.k_len - b * C);
+                const int last = tile_at((b / span_blocks + 1) * span_blocks);
+                blocks.push_back(PathBlock{s.k_start + b * C, rows, stride + b * C, b, begin, last});
+                if (b % span_blocks == 0 && b + span_blocks < count && s.q_len) {
+                    const int later = tile_at(b + span_blocks);
+                    spans.push_back(PathSpan{block0 + b, stride + b * C, later, end - later, virtual_tiles,
+                                             s.k_start + b * C});
+                    virtual_tiles += (end - later + 1) / 2 * 2;
+                }
                 if (s.q_len == 0 || b < first) continue;
                 const int position = max(b * C, offset), query = position - offset;
                 tiles.push_back(PathTile{s.q_start + query, b * C + rows - position, position - b * C, block0 + b, b,
-                                         stride, int(bases.size()), s.k_len, slots, sums + query});
-                slots += b;
+                                         stride, int(bases.size()), s.k_len, slots, sums + query, spans0});
+                slots += b % span_blocks;
             }
             bases.push_back(stride);
             stride += (s.k_len + 127) / 128 * 128;
@@ -241,10 +275,31 @@ void test(Case x) {
     p.dq = dq.data(), p.dk = dk.data(), p.dv = dv.data(), p.du = du.data();
     p.heads = heads, p.kv_heads = kv_heads, p.head_dim = x.d, p.gate_stride = x.stride, p.row_sum_stride = x.sums;
     p.tile_count = tiles, p.scale = x.scale, p.log_tolerance = LOG_TOLERANCE;
+    const unsigned span_count = x.spans.size(), parts = 3;
+    const size_t virtual_rows = size_t(x.virtual_tiles) * C, product = WIDTH * WIDTH;
+    Reals f = unset(scratch * product), es = unset(span_count * kv_heads * product), kl = unset(x.k.size());
+    Reals xs = unset(virtual_rows * heads * x.d), os = xs, ds = xs, dkl = kl, dvl = kl;
+    Floats lses(virtual_rows * heads, NAN), dx_spans(size_t(tiles) * heads * C * WIDTH, NAN);
+    Floats dq_tiles(virtual_rows / C * heads * (WIDTH / 64) * walk::HALF_FLOATS, NAN);
+    Floats de_parts(span_count * kv_heads * parts * product, NAN);
+    std::vector<float4> statistics(virtual_rows * heads, make_float4(NAN, NAN, NAN, NAN));
+    p.spans = x.spans.data(), p.span_blocks = x.span_blocks, p.virtual_tiles = x.virtual_tiles;
+    p.part_tiles = 2, p.parts = parts;
+    p.f = f.data(), p.es = es.data(), p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.ds = ds.data();
+    p.lses = lses.data(), p.rows = statistics.data(), p.dq_tiles = dq_tiles.data(), p.dkl = dkl.data();
+    p.dvl = dvl.data(), p.dx_spans = dx_spans.data(), p.de_parts = de_parts.data();
+    SpanAttention<real> attention = {{}, x.heads, x.kv_heads, x.d, x.span_blocks * C, x.stride, x.virtual_tiles,
+                                     p.scale, p.xs, p.kl, p.v, p.gates};
+    for (const PathSpan& s : x.spans) attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates});
+    const auto& of_older = as<older::PathParams>(p);
+    const auto& of_spans = as<spans::PathParams>(p);
     const auto& prepared = as<prepare::PathParams>(p);
     const auto& backward = as<bwd::PathParams>(p);
     launch({blocks, kv_heads, 1}, prepare::THREADS, [&] { prepare::path_prepare(prepared); });
+    if (span_count) launch({span_count, kv_heads, 1}, spans::THREADS, [&] { spans::path_spans(of_spans); });
     launch({tiles, heads, 1}, walk::THREADS, [&] { walk::path_fwd(p); });
+    attention.forward(os, lses);
+    launch({tiles, heads, 1}, older::THREADS, [&] { older::path_merge(of_older); });
     check(o, want.o, BF16 ? 0.01 : 2e-6, "o");
     check(lse, want.lse, BF16 ? 0.003 : 1e-6, "lse");
     u64 visited = 0, total = 0;
@@ -253,6 +308,11 @@ void test(Case x) {
         printf("%llu of %llu tiles, not %llu of %llu\n", visited, total, want.visited, want.total);
         exit(1);
     }
+    std::fill(xs.begin(), xs.end(), walk::to_real(NAN));
+    launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_queries(of_older); });
+    attention.backward(p.rows, p.ds, dq_tiles, dkl, dvl, columns);
+    launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_walk(of_older); });
+    launch({span_count, kv_heads, parts}, spans::THREADS, [&] { spans::path_span_products(of_spans); });
     // Half of the heads at a time.
     const unsigned kv_count = max(1, kv_heads / 2), head_count = kv_count * heads / kv_heads;
     for (unsigned kv_head = 0; kv_head < kv_heads; kv_head += kv_count) {
@@ -264,6 +324,7 @@ void test(Case x) {
         p.dkh_sums = dkh_sums.data(), p.dv_sums = dv_sums.data(), p.de_sums = de_sums.data();
         p.dt_own = dt_own.data(), p.dn_own = dn_own.data();
         p.dk_own = dk_own.data(), p.du_own = du_own.data(), p.dv_own = dv_own.data();
+        launch({span_count, kv_count, 1}, spans::THREADS, [&] { spans::path_span_bwd(of_spans); });
         for (unsigned tile = 0; tile < tiles; tile += x.chunk) {
             const unsigned step = min(x.chunk, tiles - tile);
             p.tile0 = tile, p.tile_step = step, p.slot0 = x.tiles[tile].slots;
@@ -291,6 +352,9 @@ void test(Case x) {
 int main() {
     test({1, 1, WIDTH == 64 ? 40 : WIDTH, {{0, 70, 0, 70}}, 0.1f, false, 9});
     test({2, 1, WIDTH, {{0, 150, 0, 150}}, 0.f, false, 2});
+    const int rest = WIDTH == 64 ? 40 : 104;
+    test({2, 1, WIDTH, {{0, 450, 0, 450}}, 0.f, false, 3, 2});
+    test({4, 2, rest, {{2, 140, 0, 290}, {142, 0, 290, 5}, {142, 200, 300, 200}}, 0.3f, false, 4, 2});
     if (WIDTH > 64) return 0;
     test({4, 2, 16, {{2, 60, 0, 130}, {62, 0, 130, 5}, {62, 1, 140, 129}, {64, 66, 270, 66}}, 0.3f, false, 3});
     test({2, 2, WIDTH, {{0, 300, 0, 300}}, 1.5f, true, 4});

@@ -1,6 +1,8 @@
 // Wall attention, forward and backward, against the definition in f64.
+#include "attention_spans.h"
 #include "wall.cu"
 #include "wall_bwd.cu"
+#include "wall_spans.cu"
 
 #if WIDE
 typedef float Element;
@@ -16,6 +18,7 @@ struct Problem {
     std::vector<int> lengths;
     int heads, kv_heads, d, window;
     float rate;  // mean log decay of a step
+    int span_blocks = 1 << 30;
 };
 
 // Everything that the kernels read and write.
@@ -28,7 +31,9 @@ struct Memory {
     std::vector<Segment> segments;
     std::vector<BlockRef> tiles;
     std::vector<int2> spans;
-    int rows, tile_count, gate_stride;
+    std::vector<PathTile> older_tiles;
+    std::vector<PathSpan> older_spans;
+    int rows, tile_count, gate_stride, virtual_tiles = 0;
     float scale;
 };
 
@@ -45,7 +50,19 @@ static Memory prepare(const Problem& t) {
         Segment s = {};
         s.q_start = s.k_start = m.rows, s.q_len = s.k_len = t.lengths[n];
         s.c_base = m.gate_stride, s.m_tile0 = s.n_tile0 = m.tiles.size();
-        for (int block = 0; block * 64 < t.lengths[n]; ++block) m.tiles.push_back(BlockRef{int(n), block});
+        const int first = m.tiles.size(), spans = m.older_spans.size(), count = (t.lengths[n] + 63) / 64;
+        for (int block = 0; block < count; ++block) {
+            m.tiles.push_back(BlockRef{int(n), block});
+            PathTile tile = {};
+            tile.row = m.rows + block * 64, tile.rows = min(64, t.lengths[n] - block * 64), tile.local = block;
+            tile.keys = t.lengths[n], tile.spans = spans;
+            m.older_tiles.push_back(tile);
+            const int later = block + t.span_blocks;
+            if (block % t.span_blocks || later >= count) continue;
+            m.older_spans.push_back(PathSpan{first + block, m.gate_stride + block * 64, first + later, count - later,
+                                             m.virtual_tiles, m.rows + block * 64});
+            m.virtual_tiles += (count - later + 1) / 2 * 2;
+        }
         m.segments.push_back(s);
         m.rows += t.lengths[n], m.gate_stride += (t.lengths[n] + 127) / 128 * 128;
     }
@@ -102,12 +119,40 @@ static void run(const Problem& t, Memory& m) {
     p.tile_count = m.tile_count, p.heads = t.heads, p.kv_heads = t.kv_heads, p.head_dim = t.d;
     p.gate_stride = m.gate_stride, p.window = t.window, p.scale = m.scale;
     const unsigned tiles = m.tile_count, heads = t.heads, rows = m.rows, kv_heads = t.kv_heads;
+    p.older_tiles = m.older_tiles.data(), p.older_spans = m.older_spans.data();
+    p.span_blocks = t.span_blocks, p.virtual_tiles = m.virtual_tiles;
+    // Of spans.
+    const size_t virtual_rows = size_t(m.virtual_tiles) * 64, halves = virtual_rows / 64 * HALVES;
+    const bool older = !m.older_spans.empty();
+    std::vector<Element> kl(m.q.size(), narrow(NAN)), dkl(kl), dvl(kl);
+    std::vector<Element> xs(virtual_rows * heads * t.d, narrow(NAN)), os(xs), ds(xs);
+    std::vector<float> lses(virtual_rows * heads, NAN), dq_tiles(halves * heads * HALF_FLOATS, NAN);
+    std::vector<float> columns(m.column_sums.size(), NAN), sums[3];
+    std::vector<float4> statistics(virtual_rows * heads, make_float4(NAN, NAN, NAN, NAN));
+    for (auto& x : sums) x.assign(m.q.size(), NAN);
+    p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.lses = lses.data();
+    SpanAttention<Element> attention = {{}, t.heads, t.heads, t.d, t.span_blocks * 64, m.gate_stride, m.virtual_tiles,
+                                        m.scale, xs.data(), kl.data(), m.v.data(), GATES ? m.gates.data() : nullptr};
+    for (const PathSpan& s : m.older_spans) attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates});
     launch({tiles, heads, 1}, THREADS, [&] { wall_prepare(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_own_scores(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_fwd(p); });
+    if (older) {
+        launch({tiles, heads, 1}, THREADS, [&] { wall_span_rows(p); });
+        attention.forward(os, lses);
+        launch({tiles, heads, 1}, THREADS, [&] { wall_merge(p); });
+    }
     launch({rows, heads, 1}, 32, [&] { wall_delta(p); });
     launch({tiles, kv_heads, COLUMN_SPLITS}, THREADS, [&] { wall_bwd_keys(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_bwd_queries(p); });
+    if (older) {
+        p.ds = ds.data(), p.rows = statistics.data(), p.dq_tiles = dq_tiles.data(), p.dkl = dkl.data();
+        p.dvl = dvl.data(), p.columns_older = columns.data();
+        p.dx_older = sums[0].data(), p.dfar_older = sums[1].data(), p.difference_older = sums[2].data();
+        launch({tiles, heads, 1}, THREADS, [&] { wall_span_rows(p); });
+        attention.backward(p.rows, ds.data(), dq_tiles, dkl, dvl, columns);
+        launch({tiles, heads, 1}, THREADS, [&] { wall_span_grads(p); });
+    }
     launch({tiles, heads, unsigned(t.d + CHANNELS - 1) / CHANNELS}, THREADS, [&] { wall_finish(p); });
     launch({rows, kv_heads, 1}, 32, [&] { wall_sum_heads(p); });
     launch({tiles, heads, 1}, 32, [&] { wall_decay_totals(p); });
@@ -205,4 +250,7 @@ int main() {
     check({{130}, 1, 1, 8, 0, 5.f});
     check({{64, 129}, 2, 1, 16, 70, 0.f});
     check({{200}, 1, 1, 16, 65, 0.1f});
+    if (HEAD_DIM > 128) return 0;
+    check({{450, 30, 300}, 2, 2, HEAD_DIM - 24, 0, 0.003f, 2});
+    check({{270}, 1, 1, HEAD_DIM, 0, 1.f, 2});
 }

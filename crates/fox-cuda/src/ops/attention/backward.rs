@@ -10,9 +10,10 @@ use super::gates::GradientInputs;
 use super::launch_cache::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
 use super::rows::{SUMS, dq_scratch_len};
+use super::spans::SpanGradients;
 use super::tensor_map::TensorMap;
 use super::tiles::TileConfig;
-use super::tiling::{BlockRef, Segment, Tiling};
+use super::tiling::{BlockRef, Segment, SpanTables, Tiling};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Float, Result, Source};
@@ -262,6 +263,60 @@ impl<T: Float> Attention<'_, T> {
             self.gate_gradient(tiling, inputs, dlog_gates)?;
         }
         Ok(())
+    }
+
+    /// The main kernel over spans: dK without the scale and dV `[R_k, H_kv * d]`, dQ without the scale in the order of
+    /// accumulators `[heads][m_tiles][dq_scratch_len]`, and column sums `[heads][gate_stride]`. `rows` are the
+    /// statistics of `q_rows` queries `[heads][q_rows]`.
+    pub(super) fn backward_spans(
+        &self,
+        tables: &SpanTables,
+        d_out: &Buffer<T>,
+        x: &SpanGradients<'_, T>,
+    ) -> Result<()> {
+        let key = self.tile_key(false);
+        let tile = self.tile(key)?;
+        let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
+        let head_dim = self.spec.head_dim;
+        let m_tile_count = self.q_rows / tile.block_m;
+        let counters = self.zeros(32 + 2 * heads * m_tile_count)?;
+        let params = BackwardParams {
+            dk: x.dk.address().into(),
+            dv: x.dv.address().into(),
+            column_sums: x.column_sums.address().into(),
+            dq: x.dq.address().into(),
+            semaphores: (counters.address() + 4 * 32).into(),
+            gates: x.gates.map_or(0, Buffer::address).into(),
+            rows: x.rows.address().into(),
+            segments: tables.segments.address().into(),
+            n_tiles: tables.n_tiles.address().into(),
+            ranges: tables.ranges.address().into(),
+            // Read for reversed heads only.
+            spans: 0.into(),
+            next_tile: counters.address().into(),
+            n_tile_count: tables.n_tile_count,
+            m_tile_count,
+            heads,
+            kv_heads,
+            // The tiles of keys of a span run together: they share its queries.
+            group_heads: 1,
+            reversed_heads: 0,
+            head_dim,
+            gate_stride: x.gate_stride,
+            window: 0,
+            scale: 1.0,
+            scale_log2: self.scale_log2(),
+        };
+        let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
+        let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
+        let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
+        let d = TensorMap::new(d_out, heads, head_dim, tile.block_m)?;
+        let kernel = self.main_kernel(key, &tile, "attention_bwd")?;
+        let blocks = (self.gpu.processors() as usize).min(tables.n_tile_count * kv_heads);
+        let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
+        let launch = launch.opaque(q).opaque(k).opaque(v).opaque(d).params(params)?;
+        // SAFETY: the caller allocated rows and gradients for these queries, keys and spans.
+        unsafe { launch.run(|| self.shapes()) }
     }
 
     pub(in crate::ops) fn plan_backward(

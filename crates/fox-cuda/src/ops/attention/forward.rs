@@ -7,12 +7,13 @@ use half::bf16;
 use super::Attention;
 use super::launch_cache::TileKey;
 use super::plan::PlanParams;
+use super::spans::Span;
 use super::tensor_map::TensorMap;
 use super::tiles::{Features, TileConfig};
 use super::tiling::{BlockRef, Segment, Tiling};
-use crate::params::{ConstPtr, Float2, Param, Ptr, kernel_params};
+use crate::params::{self, ConstPtr, Float2, Param, Ptr, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Error, Float, Result, Source};
+use crate::{Buffer, Error, Float, Gpu, Result, Source};
 
 pub(super) const FORWARD: Source = source!(
     "attention_fwd",
@@ -131,6 +132,46 @@ pub(super) struct ForwardPlan {
     count: usize,
 }
 
+impl ForwardPlan {
+    /// Tiles of queries that see all keys of their span, for `heads` heads in groups of `group`.
+    pub(super) fn of_spans(
+        gpu: &Gpu,
+        spans: &[Span],
+        (heads, group): (usize, usize),
+        tile: &TileConfig,
+    ) -> Result<Self> {
+        let int = |x: usize| params::int("attention's tiles of spans", "position", x);
+        let mut tiles = Vec::new();
+        for head in 0..heads {
+            for span in spans {
+                for start in (0..span.rows).step_by(tile.block_m) {
+                    tiles.push(ForwardTile {
+                        head: int(head)?,
+                        kv_head: int(head / group)?,
+                        q_row: int(span.row + start)?,
+                        q_valid: int(tile.block_m.min(span.rows - start))?,
+                        // After all keys. The kernel reads no gates there, but those of the last key.
+                        position: int(span.keys)?,
+                        k_row: int(span.k_row)?,
+                        k_len: int(span.keys)?,
+                        c_base: int(span.gates)?,
+                        n_begin: 0,
+                        n_end: int(span.keys.div_ceil(tile.block_n))?,
+                        unused: [0; 2],
+                    });
+                }
+            }
+        }
+        let order = (0..tiles.len()).map(int).collect::<Result<Vec<_>>>()?;
+        Ok(ForwardPlan {
+            tiles: gpu.upload(&params::rows("attention's tiles of spans", &tiles)?)?,
+            order: gpu.upload(&order)?,
+            blocks: Arc::new(gpu.zeros(4 * heads)?),
+            count: tiles.len(),
+        })
+    }
+}
+
 impl<T: Float> Attention<'_, T> {
     /// Softmax attention with forget gates.
     pub fn forward(&self) -> Result<AttentionOut<T>> {
@@ -165,7 +206,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(AttentionOut { o, lse, tiles: Arc::clone(&plan.blocks) })
     }
 
-    fn forward_bf16(
+    pub(super) fn forward_bf16(
         &self,
         tiling: &Tiling,
         (key, tile): (TileKey, &TileConfig),

@@ -21,8 +21,8 @@ use crate::{Buffer, Float, Gpu, Result, Source};
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
-    /// Tables of PaTH attention, by segments.
-    pub(in crate::ops) paths: LruCache<Segments, PathTable>,
+    /// Tables of PaTH attention, by segments and blocks of a span.
+    pub(in crate::ops) paths: LruCache<(Segments, usize), PathTable>,
     tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,
 }

@@ -10,6 +10,7 @@ mod gates;
 mod launch_cache;
 mod plan;
 mod rows;
+pub(in crate::ops) mod spans;
 mod tensor_map;
 pub(in crate::ops) mod tensors;
 pub(in crate::ops) mod tiles;

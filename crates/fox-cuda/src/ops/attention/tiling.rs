@@ -7,6 +7,7 @@ use fox_tensor::{Mask, Segments};
 use super::Attention;
 use super::backward::BackwardPlan;
 use super::forward::ForwardPlan;
+use super::spans::Span;
 use super::tiles::TileConfig;
 use crate::lru::LruCache;
 use crate::params::{self, Param, kernel_params};
@@ -121,6 +122,45 @@ impl Tiling {
             k_covered,
             forward_plans: LruCache::default(),
             backward_plans: LruCache::default(),
+        })
+    }
+}
+
+/// Tables of the Hopper backward for queries that see all keys of their span.
+pub(super) struct SpanTables {
+    pub(super) segments: Buffer<<Segment as Param>::Device>,
+    /// Longest spans first, and the last keys of each.
+    pub(super) n_tiles: Buffer<<BlockRef as Param>::Device>,
+    pub(super) n_tile_count: usize,
+    /// Tiles of queries `begin, end` of each tile of keys `[heads][n_tiles]`.
+    pub(super) ranges: Buffer<i32>,
+}
+
+impl SpanTables {
+    pub(super) fn new(gpu: &Gpu, spans: &[Span], heads: usize, tile: &TileConfig) -> Result<Self> {
+        let (mut segments, mut n_tiles, mut ranges) = (vec![], vec![], vec![]);
+        for (segment, span) in spans.iter().enumerate() {
+            let n_count = span.keys / tile.block_n;
+            segments.push(Segment {
+                q_start: span.row,
+                // The kernel knows the position of the first query as `k_len - q_len`: after all keys.
+                q_len: 0,
+                k_start: span.k_row,
+                k_len: span.keys,
+                c_base: span.gates,
+                m_tile0: span.row / tile.block_m,
+                n_tile0: n_tiles.len(),
+                unused: 0,
+            });
+            n_tiles.extend((0..n_count).rev().map(|block| BlockRef { segment, block }));
+            let end = params::int("attention's spans", "rows", span.rows.div_ceil(tile.block_m))?;
+            ranges.extend([0, end].repeat(n_count));
+        }
+        Ok(SpanTables {
+            segments: gpu.upload(&params::rows("attention's spans", &segments)?)?,
+            n_tile_count: n_tiles.len(),
+            n_tiles: gpu.upload(&params::rows("attention's tiles of spans", &n_tiles)?)?,
+            ranges: gpu.upload(&ranges.repeat(heads))?,
         })
     }
 }

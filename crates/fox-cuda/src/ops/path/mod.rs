@@ -1,6 +1,9 @@
 //! PaTH attention; the algorithm is described in `path.cuh`.
 
-mod table;
+mod params;
+mod passes;
+pub(super) mod spans;
+pub(super) mod table;
 
 use std::sync::Arc;
 
@@ -14,202 +17,16 @@ use super::attention::tiling::Tiling;
 use super::attention::{self, Attention};
 use crate::backend::storage::Activation;
 use crate::backend::{Cuda, Operand, Precision};
-use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
-use crate::source::source;
-use crate::{Buffer, Error, Float, Result, Source};
+use crate::{Buffer, Error, Float, Result};
+use params::PathParams;
+use passes::{Pass, PathShape, WALK};
+pub(super) use passes::{span_variants, variants};
+use spans::OlderSpans;
 pub(crate) use table::PathTable;
-use table::{PathBlock, PathTile};
 
 /// Limit on the queries and gradients that the backward stores for each tile and older block, in bytes. Heads, and then
 /// tiles, are processed in groups that fit.
 const STORED_BYTES: usize = 1 << 30;
-
-const PREPARE: Source = source!("path_prepare", ["path.cuh"], [PathBlock, PathTile, PathParams]);
-const WALK: Source = source!("path_walk", ["path.cuh"], [PathBlock, PathTile, PathParams]);
-const BACKWARD: Source = source!("path_bwd", ["path.cuh"], [PathBlock, PathTile, PathParams]);
-
-kernel_params! {
-    #[derive(Default)]
-    struct PathParams {
-        /// `[R_q, H * d]`, like `d_out`, `o` and `dq`.
-        q: ConstPtr<Real>,
-        /// `[R_k, H_kv * d]`, like `v`, `u`, `dk`, `dv` and `du`.
-        k: ConstPtr<Real>,
-        v: ConstPtr<Real>,
-        u: ConstPtr<f32>,
-        d_out: ConstPtr<Real>,
-        o: Ptr<Real>,
-        /// `[R_q, H]`, like `delta`, `<d_out, o>`.
-        lse: Ptr<f32>,
-        delta: Ptr<f32>,
-        /// Visited and total tiles `[heads][2]`.
-        counts: Ptr<u64>,
-        /// `[heads][gate_stride]`, or null.
-        gates: ConstPtr<Float2>,
-        /// Bounds on the logits `[segments][heads]`; null without pruning.
-        bounds: ConstPtr<f32>,
-        blocks: ConstPtr<PathBlock>,
-        tiles: ConstPtr<PathTile>,
-        /// T and N `[block][kv_head][64][64]`.
-        t: Ptr<Real>,
-        n: Ptr<Real>,
-        /// Keys at the end of their block `[block][kv_head][64][D]`.
-        kh: Ptr<Real>,
-        /// `[block][kv_head][D][D]`.
-        e: Ptr<Real>,
-        /// Queries as they meet older blocks, and gradients of those that the next older block meets,
-        /// `[head - head0][slot - slot0][64][D]`.
-        x: Ptr<Real>,
-        dx: Ptr<Real>,
-        /// Gradients of queries at the start of their block `[tile - tile0][head - head0][64][D]`.
-        dx_start: Ptr<Real>,
-        /// The first visited block `[heads][tiles]`.
-        first: Ptr<i32>,
-        /// Sums of the gradients of scores `[heads][row_sum_stride]` and `[heads][gate_stride]`.
-        row_sums: Ptr<f32>,
-        column_sums: Ptr<f32>,
-        /// Gradients from later tiles, of kh (without the scale) and of values `[block][kv_head][64][D]`, and of E
-        /// `[block][kv_head][D][D]`.
-        dkh_sums: Ptr<f32>,
-        dv_sums: Ptr<f32>,
-        de_sums: Ptr<f32>,
-        /// Gradients from the own block of a tile, `[block][head - head0]`: `[64][64]` and `[64][D]`.
-        dt_own: Ptr<f32>,
-        dn_own: Ptr<f32>,
-        dk_own: Ptr<f32>,
-        du_own: Ptr<f32>,
-        dv_own: Ptr<f32>,
-        dq: Ptr<Real>,
-        dk: Ptr<Real>,
-        dv: Ptr<Real>,
-        du: Ptr<f32>,
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        gate_stride: usize,
-        row_sum_stride: usize,
-        tile_count: usize,
-        /// Tiles, scratch tiles and query heads of this launch: the first, and their number.
-        tile0: usize,
-        tile_step: usize,
-        slot0: usize,
-        slot_count: usize,
-        head0: usize,
-        head_count: usize,
-        scale: f32,
-        log_tolerance: f32,
-    }
-}
-
-/// Compile-time parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct PathShape {
-    /// Head dim, rounded up.
-    width: usize,
-    wide: bool,
-}
-
-/// The kernels.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Pass {
-    Prepare,
-    Forward,
-    Queries,
-    BackWalk,
-    Own,
-    Keys,
-    PrepareBackward,
-}
-
-impl Pass {
-    const ALL: [Pass; 7] = [
-        Pass::Prepare,
-        Pass::Forward,
-        Pass::Queries,
-        Pass::BackWalk,
-        Pass::Own,
-        Pass::Keys,
-        Pass::PrepareBackward,
-    ];
-
-    /// Source, entry and threads per block.
-    fn kernel(self) -> (Source, &'static str, usize) {
-        match self {
-            Pass::Prepare => (PREPARE, "path_prepare", 256),
-            Pass::Forward => (WALK, "path_fwd", 128),
-            Pass::Queries => (WALK, "path_queries", 128),
-            Pass::BackWalk => (WALK, "path_bwd_walk", 128),
-            Pass::Own => (BACKWARD, "path_bwd_own", 256),
-            Pass::Keys => (BACKWARD, "path_bwd_keys", 256),
-            Pass::PrepareBackward => (PREPARE, "path_bwd_prepare", 256),
-        }
-    }
-
-    /// The name of its size of shared memory in the sources.
-    fn define(self) -> &'static str {
-        match self {
-            Pass::Prepare => "PREPARE_BYTES",
-            Pass::Forward => "FORWARD_BYTES",
-            Pass::Queries => "QUERIES_BYTES",
-            Pass::BackWalk => "BACK_WALK_BYTES",
-            Pass::Own => "OWN_BYTES",
-            Pass::Keys => "KEYS_BYTES",
-            Pass::PrepareBackward => "PREPARE_BWD_BYTES",
-        }
-    }
-}
-
-impl PathShape {
-    fn new(head_dim: usize, wide: bool) -> Self {
-        PathShape { width: if head_dim <= 64 { 64 } else { 128 }, wide }
-    }
-
-    /// Blocks of keys in shared memory. Two where two thread blocks still fit an SM of Hopper.
-    fn stages(self) -> usize {
-        if self.width == 64 && !self.wide { 2 } else { 1 }
-    }
-
-    /// Bytes of shared memory.
-    fn shared(self, pass: Pass) -> usize {
-        let (size, pad) = if self.wide { (4, 4) } else { (2, 8) };
-        let tile = |rows: usize, columns: usize| rows * (columns + pad) * size;
-        let (rows, square) = (tile(64, self.width), tile(64, 64));
-        let e = tile(self.width, self.width);
-        // Gates of a block; statistics of a tile.
-        let (gates, statistics) = (64 * 8, 64 * 40);
-        match pass {
-            Pass::Prepare => 2 * rows + 3 * square + 2 * 64 * 68 * 4,
-            Pass::Forward => self.stages() * (2 * rows + e + gates) + rows + 3 * square,
-            Pass::Queries => 2 * rows + 2 * square + e,
-            Pass::BackWalk => 5 * rows + square + gates,
-            Pass::Own => 4 * rows + 5 * square + statistics,
-            Pass::Keys => 5 * rows + 2 * square + statistics,
-            Pass::PrepareBackward => 3 * rows + e + 3 * square,
-        }
-    }
-
-    fn defines(self) -> Vec<String> {
-        let mut defines = vec![
-            format!("HEAD_DIM={}", self.width),
-            format!("BF16={}", i32::from(!self.wide)),
-            "VEC=8".into(),
-            format!("STAGES={}", self.stages()),
-        ];
-        defines.extend(Pass::ALL.map(|pass| format!("{}={}", pass.define(), self.shared(pass))));
-        defines
-    }
-}
-
-/// All variants, for compilation checks.
-pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
-    let shapes = [(64, false), (128, false), (64, true), (128, true)];
-    let of = |(head_dim, wide)| {
-        let defines = PathShape::new(head_dim, wide).defines();
-        [PREPARE, WALK, BACKWARD].map(|source| (source, defines.clone()))
-    };
-    shapes.into_iter().flat_map(of).collect()
-}
-
 /// A call: operands, tables and scratch of the forward.
 struct PathCall<'a, T> {
     attention: &'a Attention<'a, T>,
@@ -218,14 +35,16 @@ struct PathCall<'a, T> {
     tile: TileConfig,
     table: Arc<PathTable>,
     params: PathParams,
-    _gates: Option<Buffer<f32>>,
+    gates: Option<Buffer<f32>>,
     _bounds: Option<Buffer<f32>>,
     _scratch: [Buffer<T>; 4],
+    /// Present where tiles have older spans.
+    older: Option<OlderSpans<T>>,
 }
 
 impl<'a, T: Float> PathCall<'a, T> {
-    /// Prepares the blocks of keys.
-    fn new(attention: &'a Attention<'a, T>, u: u64) -> Result<Self> {
+    /// Prepares the blocks of keys, and spans for the forward or the backward.
+    fn new(attention: &'a Attention<'a, T>, u: u64, backward: bool) -> Result<Self> {
         let (gpu, spec) = (attention.gpu, attention.spec);
         let shape = PathShape::new(spec.head_dim, T::WIDE);
         let tile = TileConfig {
@@ -237,11 +56,11 @@ impl<'a, T: Float> PathCall<'a, T> {
             defines: Vec::new(),
         };
         let tiling = attention.tiling(&tile)?;
-        let table = gpu
-            .attention
-            .paths
-            .get(spec.segments.clone(), || PathTable::new(gpu, &spec.segments))?;
         let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
+        let span_blocks = spans::span_blocks(attention, bounds.is_some());
+        let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
+            PathTable::new(gpu, &spec.segments, span_blocks)
+        })?;
         let (blocks, width) = (table.block_count * spec.kv_heads, shape.width);
         let square = blocks * PATH_BLOCK * PATH_BLOCK;
         let scratch = [
@@ -271,28 +90,39 @@ impl<'a, T: Float> PathCall<'a, T> {
             gate_stride: tiling.gate_stride,
             row_sum_stride: tiling.m_tile_count * PATH_BLOCK,
             tile_count: table.tile_count(),
+            spans: table.span_table.address().into(),
+            span_blocks,
+            virtual_tiles: table.virtual_tiles(),
             scale: spec.scale,
             log_tolerance: spec.acp.log_tolerance(),
             ..PathParams::default()
         };
-        let call = PathCall {
+        let mut call = PathCall {
             attention,
             shape,
             tiling,
             tile,
             table,
             params,
-            _gates: gates,
+            gates,
             _bounds: bounds,
             _scratch: scratch,
+            older: None,
         };
         if call.table.tile_count() > 0 {
             call.run(Pass::Prepare, [call.table.block_count, spec.kv_heads])?;
+        }
+        if !call.table.spans.is_empty() {
+            call.prepare_spans(backward)?;
         }
         Ok(call)
     }
 
     fn run(&self, pass: Pass, [x, y]: [usize; 2]) -> Result<()> {
+        self.run_grid(pass, [x, y, 1])
+    }
+
+    fn run_grid(&self, pass: Pass, grid: [usize; 3]) -> Result<()> {
         let (gpu, shared) = (self.attention.gpu, self.shape.shared(pass));
         if shared > gpu.shared_bytes() {
             let (d, have) = (self.attention.spec.head_dim, gpu.shared_bytes());
@@ -303,7 +133,7 @@ impl<'a, T: Float> PathCall<'a, T> {
         }
         let (source, entry, threads) = pass.kernel();
         let kernel = gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())?;
-        let launch = kernel.launch([x, y, 1], threads).shared(shared).params(self.params)?;
+        let launch = kernel.launch(grid, threads).shared(shared).params(self.params)?;
         // SAFETY: `Attention::new` and the callers checked the operands; scratch has the sizes that `PathParams`
         // documents.
         unsafe { launch.run(|| self.attention.shapes()) }
@@ -318,6 +148,7 @@ impl<'a, T: Float> PathCall<'a, T> {
         self.params.counts = tiles.address().into();
         if self.table.tile_count() > 0 {
             self.run(Pass::Forward, [self.table.tile_count(), heads])?;
+            self.spans_forward()?;
         }
         Ok(attention::AttentionOut { o, lse, tiles })
     }
@@ -355,6 +186,7 @@ impl<'a, T: Float> PathCall<'a, T> {
             ..self.params
         };
         let rows = PATH_BLOCK * self.shape.width;
+        self.spans_backward(&column_sums)?;
         let slot = 2 * rows * size_of::<T>();
         let all = self.table.slots[tiles].max(1);
         let kv_step = (STORED_BYTES / (all * slot * group)).clamp(1, spec.kv_heads);
@@ -385,6 +217,9 @@ impl<'a, T: Float> PathCall<'a, T> {
                 head_count: kv_count * group,
                 ..self.params
             };
+            if !self.table.spans.is_empty() {
+                self.run(Pass::SpanBackward, [self.table.spans.len(), kv_count])?;
+            }
             for range in &ranges {
                 let slots = self.table.slots[range.end] - self.table.slots[range.start];
                 let stored = kv_count * group * slots.max(1) * rows;
@@ -426,10 +261,10 @@ impl Cuda {
         let at = u.address();
         match self.precision {
             Precision::F32 => {
-                self.output_of::<f32>(&plain, spec, |x| PathCall::new(x, at)?.forward())
+                self.output_of::<f32>(&plain, spec, |x| PathCall::new(x, at, false)?.forward())
             }
             Precision::Bf16 => {
-                self.output_of::<bf16>(&plain, spec, |x| PathCall::new(x, at)?.forward())
+                self.output_of::<bf16>(&plain, spec, |x| PathCall::new(x, at, false)?.forward())
             }
         }
     }
@@ -448,7 +283,11 @@ impl Cuda {
         self.fill_with(&mut du, 0.0)?;
         let du_at = crate::backend::storage::memory(&du)?.data.address();
         let grads = self.gradients_of::<T>(d_out, &inputs.attention(), spec, |x, d_out| {
-            PathCall::new(&x, u.address())?.backward((o.address(), lse.address()), d_out, du_at)
+            PathCall::new(&x, u.address(), true)?.backward(
+                (o.address(), lse.address()),
+                d_out,
+                du_at,
+            )
         })?;
         Ok(PathGrads { dq: grads.dq, dk: grads.dk, dv: grads.dv, du, dlog_gates: grads.dlog_gates })
     }
@@ -478,21 +317,5 @@ impl PathOps for Cuda {
             Precision::F32 => self.path_gradients::<f32>(d_out, inputs, out, spec)?,
             Precision::Bf16 => self.path_gradients::<bf16>(d_out, inputs, out, spec)?,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::attention::tiles::HOPPER_SHARED;
-    use super::*;
-
-    #[test]
-    fn tiles_fit_shared_memory() {
-        for (head_dim, wide) in [(8, false), (128, false), (64, true), (128, true)] {
-            for pass in Pass::ALL {
-                let shared = PathShape::new(head_dim, wide).shared(pass);
-                assert!(shared <= HOPPER_SHARED, "{pass:?} of {head_dim}: {shared}");
-            }
-        }
     }
 }

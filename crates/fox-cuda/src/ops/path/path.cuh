@@ -14,10 +14,21 @@
 // gradients of each block of keys over the tiles that visited it (path_bwd_keys), in order. path_bwd_prepare turns
 // those into the gradients of keys and reflections.
 //
+// Spans. Where there are kernels of wgmma, blocks form spans of `span_blocks`, and the walk above ends at the start of
+// the tile's own span. Keys of an older span are carried to the span's end,
+//
+//     kl = kh (I + F)^T    with I + F the product of the newer blocks of the span        path_spans
+//
+// so that x is the same for all keys of a span: attention of virtual queries, a copy of x for each older span, which
+// the kernels of forgetting attention compute; x <- x + x E_span once per span. path_merge adds up the outputs of the
+// spans; the backward continues with the gradient of x (path_span_walk), sums up the gradient of E_span over the virtual
+// queries (path_span_products) and takes it to the span's blocks (path_span_bwd).
+//
 // Compile-time: BF16, VEC (8), HEAD_DIM (64 or 128), STAGES (blocks of keys in shared memory in the forward), the
 // *_BYTES of shared memory that each kernel gets, and WARPS_ACROSS (set by the including file).
 #pragma once
 #include "params.cuh"
+#include "spans.cuh"
 #include "tiles.cuh"
 
 constexpr int D = HEAD_DIM, BLOCK = 64;
@@ -96,6 +107,23 @@ DEVICE void keep_lower(Square& c, int lane) {
     c.each([&](int i, int j, float& x) {
         if (STRICT ? j >= i : j > i + lane) x = 0.f;
     });
+}
+
+// The first block of a tile's own span, counted in the segment.
+DEVICE int own_span(const PathParams& p, const PathTile& t) { return t.local / p.span_blocks * p.span_blocks; }
+// The tile of 64 virtual queries that tile number `tile` has at span n of its segment.
+DEVICE int virtual_tile(const PathParams& p, const PathTile& t, int tile, int n) {
+    const PathSpan s = p.spans[t.spans + n];
+    return s.first + tile - s.tile0;
+}
+// First element of a head of a virtual tile; rows are `heads * head_dim` apart.
+template <typename T>
+DEVICE T* virtual_rows(T* x, const PathParams& p, int tile, int head) {
+    return x + (size_t(tile) * BLOCK * p.heads + head) * p.head_dim;
+}
+// The first half of a virtual tile.
+DEVICE size_t first_half(const PathParams& p, int tile, int head) {
+    return (size_t(head) * p.virtual_tiles + tile) * HALVES;
 }
 
 // The first block, counted in the segment, that a tile visits: sums of gates never increase, so it is found by

@@ -103,9 +103,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     s.store(sh.a, SP);
     g.row_sums(sh.rows.sums, [](int, int, float x) { return x; });
     __syncthreads();
-    if (threadIdx.x < t.rows) {
-        p.row_sums[size_t(head) * p.row_sum_stride + t.sums + threadIdx.x] +=
-            Square::finish_row_sum(sh.rows.sums, threadIdx.x);
+    if (threadIdx.x < BLOCK) {
+        const bool valid = threadIdx.x < t.rows;
+        float* to = p.row_sums + size_t(head) * p.row_sum_stride + t.sums + threadIdx.x;
+        float sum = valid ? *to + Square::finish_row_sum(sh.rows.sums, threadIdx.x) : 0.f;
+        if (t.local >= p.span_blocks) sum = group_mean(sum, t.rows);
+        if (valid) *to = sum;
     }
     Rows dv = {};
     dv.template add<BLOCK, Transposed, RowMajor>(sh.a, SP, sh.d, RP);
@@ -120,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
     g.store(sh.a, SP);
     wait();
     if (p.gates && threadIdx.x < BLOCK) {
-        p.column_sums[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + threadIdx.x] =
+        p.column_sums[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + threadIdx.x] +=
             Square::finish_column_sum(sh.rows.sums, threadIdx.x);
     }
     // S = Q K^T - R N and x = Q - R U.
@@ -192,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_keys(const __grid
         for (int tile = begin; tile < end; ++tile) {
             if (p.first[size_t(head) * p.tile_count + tile] > b.local) continue;
             const PathTile t = p.tiles[tile];
-            const size_t n = size_t(t.slots - p.slot0) + b.local;
+            const size_t n = size_t(t.slots - p.slot0) + b.local - own_span(p, t);
             const size_t slot = ((head - p.head0) * size_t(p.slot_count) + n) * BLOCK * D;
             copy_scratch_rows(sh.x, p.x + slot);
             copy_scratch_rows(sh.dx, p.dx + slot);

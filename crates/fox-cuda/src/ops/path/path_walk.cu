@@ -1,7 +1,6 @@
 // PaTH attention, walks of queries: forward, the stored queries of the backward, and the gradients of queries at older
 // blocks; see path.cuh. Grid (tiles, query heads); a warp has 16 queries.
-#define WARPS_ACROSS 1
-#include "path.cuh"
+#include "path_queries.cuh"
 
 // The two queries of a thread.
 struct Pair {
@@ -37,24 +36,6 @@ DEVICE void finish_scores(Square& s, const PathParams& p, const Pair& q, const f
         }
 }
 
-// Queries `x` at the start of their block: Q - R U, with tril(Q U^T) in `square` first and R in the end. `q`, `u` and
-// `t` are tiles. A warp reads and writes its own rows of `square` alone.
-DEVICE void start_queries(Rows& x, real* square, const real* q, const real* u, const real* t, int lane) {
-    Square along = {};
-    along.template add<D, RowMajor, Transposed>(q, RP, u, RP);
-    keep_lower<false>(along, lane);
-    along.store(square, SP);
-    __syncwarp();
-    Square r = {};
-    r.template add<BLOCK, RowMajor, RowMajor>(square, SP, t, SP);
-    __syncwarp();
-    r.store(square, SP);
-    __syncwarp();
-    x.clear();
-    x.template add<BLOCK, RowMajor, RowMajor>(square, SP, u, RP);
-    x.each([&](int i, int j, float& y) { y = to_float(q[i * RP + j]) - y; });
-}
-
 struct WalkShared {
     struct Stage {
         alignas(16) real kh[ROWS], v[ROWS], e[tile_size(D, D)];
@@ -64,7 +45,8 @@ struct WalkShared {
     alignas(16) real t[SQUARES], n[SQUARES], square[SQUARES];
 };
 
-static_assert(sizeof(WalkShared) <= FORWARD_BYTES);
+// Keys and values have room for a product of the walk over spans.
+static_assert(sizeof(WalkShared) <= FORWARD_BYTES && tile_size(D, D) <= 2 * ROWS);
 
 // Maxima and sums of a thread's two rows, in base 2.
 struct Statistics {
@@ -97,12 +79,13 @@ struct Statistics {
 extern "C" __global__ void __launch_bounds__(THREADS) path_fwd(const __grid_constant__ PathParams p) {
     SHARED(WalkShared, sh);
     // The longest tiles first.
-    const PathTile t = p.tiles[gridDim.x - 1 - blockIdx.x];
+    const int tile = gridDim.x - 1 - blockIdx.x;
+    const PathTile t = p.tiles[tile];
     const int head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads), first_block = t.block - t.local;
     const PathBlock own = p.blocks[t.block];
-    const int first = first_visited(p, t, head), older = t.local - first;
+    const int visited = first_visited(p, t, head), older = t.local - max(visited, own_span(p, t));
     if (threadIdx.x == 0) {
-        atomicAdd(p.counts + 2 * head, u64(older + 1));
+        atomicAdd(p.counts + 2 * head, u64(t.local - visited + 1));
         atomicAdd(p.counts + 2 * head + 1, u64(t.local + 1));
     }
     const Pair q(p, t, head);
@@ -170,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_fwd(const __grid_cons
         }
     }
     o.store_rows(query_rows(p.o, p, t.row, head), t.rows, size_t(p.heads) * p.head_dim, p.head_dim);
+    walk_older_spans(x, sh.x, sh.stages[0].e, sh.stages[0].kh, p, t, tile, head);
 }
 
 struct QueriesShared {
@@ -182,7 +166,7 @@ static_assert(sizeof(QueriesShared) <= QUERIES_BYTES);
 
 // Scratch of a tile at older block `local`: 64 x D elements.
 DEVICE real* slot(real* x, const PathParams& p, const PathTile& t, int head, int local) {
-    const size_t n = size_t(t.slots - p.slot0) + local;
+    const size_t n = size_t(t.slots - p.slot0) + local - own_span(p, t);
     return x + ((head - p.head0) * size_t(p.slot_count) + n) * BLOCK * D;
 }
 // Scratch of a tile: 64 x D elements.
@@ -196,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_queries(const __grid_
     const int tile = p.tile0 + gridDim.x - 1 - blockIdx.x, head = p.head0 + blockIdx.y;
     const PathTile t = p.tiles[tile];
     const int kv_head = head / (p.heads / p.kv_heads), first_block = t.block - t.local;
-    const int first = first_visited(p, t, head);
+    const int first = max(first_visited(p, t, head), own_span(p, t));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) p.first[size_t(head) * p.tile_count + tile] = first;
     for (int r = warp; r < t.rows; r += THREADS / 32) {
@@ -270,6 +254,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_walk(const __grid
     }
     copy_queries(sh.d_out, p.d_out, p, t, head);
     Rows dx = {};
+    if (t.local >= p.span_blocks) {
+        const float* from = p.dx_spans + (size_t(tile) * p.heads + head) * BLOCK * D;
+        dx.each([&](int i, int j, float& y) { y = from[i * D + j]; });
+    }
     for (int local = first; local < t.local; ++local) {
         const int block = first_block + local;
         copy_scratch_rows(sh.both, slot(p.x, p, t, head, local));
@@ -298,6 +286,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_walk(const __grid
     for (int i = 0; i < 2; ++i) {
         const float sum = quad_sum(sums[i]);
         const int row = Square::row_of(0, 2 * i);
-        if (threadIdx.x % 4 == 0 && row < t.rows) p.row_sums[size_t(head) * p.row_sum_stride + t.sums + row] = sum;
+        if (threadIdx.x % 4 == 0 && row < t.rows) p.row_sums[size_t(head) * p.row_sum_stride + t.sums + row] += sum;
     }
 }

@@ -1,14 +1,19 @@
 //! Device tables of PaTH attention: blocks of keys, and tiles of queries cut at the same positions.
 
+use std::sync::Arc;
+
 use fox_tensor::{PATH_BLOCK, Segments};
 
+use crate::lru::LruCache;
+use crate::ops::attention::Attention;
+use crate::ops::attention::spans::{Span, SpanTiles};
 use crate::ops::attention::tiling::GATE_ALIGN;
 use crate::params::{self, Param, kernel_params};
-use crate::{Buffer, Gpu, Result};
+use crate::{Buffer, Float, Gpu, Result};
 
 kernel_params! {
     /// A block of up to 64 keys.
-    pub(super) table struct PathBlock {
+    pub(in crate::ops) table struct PathBlock {
         /// The first row, and number of rows.
         row: usize,
         rows: usize,
@@ -22,7 +27,7 @@ kernel_params! {
     }
 
     /// The queries at the positions of one block.
-    pub(super) table struct PathTile {
+    pub(in crate::ops) table struct PathTile {
         /// The first row, and number of rows.
         row: usize,
         rows: usize,
@@ -36,30 +41,83 @@ kernel_params! {
         segment: usize,
         /// Keys of the segment.
         keys: usize,
-        /// Scratch tiles before those of this tile, which has one for each older block.
+        /// Scratch tiles before those of this tile, which has one for each older block of its span.
         slots: usize,
         /// Index of the first query in row sums.
         sums: usize,
+        /// Index of the segment's first span.
+        spans: usize,
+    }
+
+    /// Blocks of keys with the virtual queries of later tiles.
+    pub(in crate::ops) table struct PathSpan {
+        /// The first block.
+        block: usize,
+        /// Padded position of the first key in the gate prefixes.
+        pub(super) gates: usize,
+        /// The first later tile of queries, and their number.
+        tile0: usize,
+        pub(super) tiles: usize,
+        /// The first of its virtual tiles, an even number.
+        pub(super) first: usize,
+        /// Row of the first key.
+        pub(super) row: usize,
     }
 }
+
+/// More blocks than a segment has: all of them are one span.
+pub(super) const ONE_SPAN: usize = 1 << 30;
 
 /// Tables of one set of segments.
 pub(crate) struct PathTable {
     pub(super) blocks: Buffer<<PathBlock as Param>::Device>,
     pub(super) block_count: usize,
-    pub(super) tiles: Buffer<<PathTile as Param>::Device>,
+    pub(in crate::ops) tiles: Buffer<<PathTile as Param>::Device>,
     /// Per tile, its first scratch tile; then their number.
     pub(super) slots: Vec<usize>,
+    pub(super) span_blocks: usize,
+    /// Spans with later queries, on both sides.
+    pub(in crate::ops) spans: Vec<PathSpan>,
+    pub(in crate::ops) span_table: Buffer<<PathSpan as Param>::Device>,
+    /// By heads, key heads and head dim.
+    tables: LruCache<[usize; 3], SpanTiles>,
 }
 
 impl PathTable {
-    pub(super) fn new(gpu: &Gpu, segments: &Segments) -> Result<Self> {
-        let (blocks, tiles, slots) = cut(segments);
+    pub(in crate::ops) fn new(gpu: &Gpu, segments: &Segments, span_blocks: usize) -> Result<Self> {
+        let Cut { blocks, tiles, slots, spans } = cut(segments, span_blocks);
         Ok(PathTable {
             block_count: blocks.len(),
             blocks: gpu.upload(&params::rows("PaTH's blocks of keys", &blocks)?)?,
             tiles: gpu.upload(&params::rows("PaTH's tiles of queries", &tiles)?)?,
             slots,
+            span_blocks,
+            span_table: gpu.upload(&params::rows("PaTH's spans", &spans)?)?,
+            spans,
+            tables: LruCache::default(),
+        })
+    }
+
+    /// Virtual tiles of all spans, with padding.
+    pub(in crate::ops) fn virtual_tiles(&self) -> usize {
+        self.spans.last().map_or(0, |s| s.first + s.tiles.next_multiple_of(2))
+    }
+
+    /// The spans as the kernels of forgetting attention see them.
+    pub(in crate::ops) fn span_tiles<T: Float>(
+        &self,
+        attention: &Attention<'_, T>,
+    ) -> Result<Arc<SpanTiles>> {
+        let spec = attention.spec;
+        let span = |s: &PathSpan| Span {
+            row: s.first * PATH_BLOCK,
+            rows: s.tiles * PATH_BLOCK,
+            k_row: s.row,
+            keys: self.span_blocks * PATH_BLOCK,
+            gates: s.gates,
+        };
+        self.tables.get([spec.heads, spec.kv_heads, spec.head_dim], || {
+            attention.span_tiles(&self.spans.iter().map(span).collect::<Vec<_>>())
         })
     }
 
@@ -81,13 +139,35 @@ impl PathTable {
     }
 }
 
-fn cut(segments: &Segments) -> (Vec<PathBlock>, Vec<PathTile>, Vec<usize>) {
+/// Rows of the tables.
+struct Cut {
+    blocks: Vec<PathBlock>,
+    tiles: Vec<PathTile>,
+    slots: Vec<usize>,
+    spans: Vec<PathSpan>,
+}
+
+/// Virtual tiles of the segments' spans, with padding.
+pub(super) fn virtual_tiles(segments: &Segments, span_blocks: usize) -> usize {
+    let of_segment = |s: &fox_tensor::Segment| {
+        let (first, count) = (s.offset() / PATH_BLOCK, s.k_len.div_ceil(PATH_BLOCK));
+        let ends = (span_blocks..count).step_by(span_blocks);
+        ends.map(|end| (count - end.max(first)).next_multiple_of(2)).sum::<usize>()
+    };
+    segments.as_slice().iter().filter(|s| s.q_len > 0).map(of_segment).sum()
+}
+
+fn cut(segments: &Segments, span_blocks: usize) -> Cut {
     let (mut blocks, mut tiles, mut slots) = (Vec::new(), Vec::new(), vec![0]);
+    let (mut spans, mut virtual_tiles) = (Vec::new(), 0);
     let (mut gates, mut sums, mut used) = (0, 0, 0);
     for (segment, s) in segments.as_slice().iter().enumerate() {
         let (first, count) = (s.offset() / PATH_BLOCK, s.k_len.div_ceil(PATH_BLOCK));
         let (block0, tile0) = (blocks.len(), tiles.len());
         let tile_end = if s.q_len > 0 { tile0 + count - first } else { tile0 };
+        // The first tile at or after a block.
+        let tile_at = |local: usize| (tile0 + local.saturating_sub(first)).min(tile_end);
+        let segment_spans = spans.len();
         for local in 0..count {
             let (start, end) = (local * PATH_BLOCK, ((local + 1) * PATH_BLOCK).min(s.k_len));
             blocks.push(PathBlock {
@@ -95,9 +175,22 @@ fn cut(segments: &Segments) -> (Vec<PathBlock>, Vec<PathTile>, Vec<usize>) {
                 rows: end - start,
                 gates: gates + start,
                 local,
-                tile_begin: (tile0 + (local + 1).saturating_sub(first)).min(tile_end),
-                tile_end,
+                tile_begin: tile_at(local + 1),
+                tile_end: tile_at((local / span_blocks + 1) * span_blocks),
             });
+            let newer = local + span_blocks;
+            if local % span_blocks == 0 && newer < count && s.q_len > 0 {
+                let tile0 = tile_at(newer);
+                spans.push(PathSpan {
+                    block: block0 + local,
+                    gates: gates + start,
+                    tile0,
+                    tiles: tile_end - tile0,
+                    first: virtual_tiles,
+                    row: s.k_start + start,
+                });
+                virtual_tiles += (tile_end - tile0).next_multiple_of(2);
+            }
             if s.q_len == 0 || local < first {
                 continue;
             }
@@ -114,14 +207,15 @@ fn cut(segments: &Segments) -> (Vec<PathBlock>, Vec<PathTile>, Vec<usize>) {
                 keys: s.k_len,
                 slots: used,
                 sums: sums + query,
+                spans: segment_spans,
             });
-            used += local;
+            used += local % span_blocks;
             slots.push(used);
         }
         gates += s.k_len.next_multiple_of(GATE_ALIGN);
         sums += s.q_len.next_multiple_of(PATH_BLOCK);
     }
-    (blocks, tiles, slots)
+    Cut { blocks, tiles, slots, spans }
 }
 
 #[cfg(test)]
@@ -134,7 +228,7 @@ mod tests {
     fn tiles_end_at_blocks_of_keys() {
         let segment = |q_start, q_len, k_start, k_len| Segment { q_start, q_len, k_start, k_len };
         let list = vec![segment(2, 60, 0, 130), segment(62, 0, 130, 5), segment(62, 64, 140, 64)];
-        let (blocks, tiles, slots) = cut(&Segments::new(list).unwrap());
+        let Cut { blocks, tiles, slots, .. } = cut(&Segments::new(list).unwrap(), ONE_SPAN);
         let tiles: Vec<_> =
             tiles.iter().map(|t| [t.row, t.rows, t.lane, t.block, t.local, t.sums]).collect();
         // Queries from position 70 on: 58 of the second block, 2 of the third.
@@ -152,5 +246,32 @@ mod tests {
                 [140, 64, 384, 3, 3]
             ]
         );
+    }
+
+    #[test]
+    fn later_tiles_are_virtual_at_each_span() {
+        // Seven blocks with queries from the third on, and four blocks.
+        let list = vec![
+            Segment { q_start: 0, q_len: 300, k_start: 0, k_len: 440 },
+            Segment { q_start: 300, q_len: 200, k_start: 440, k_len: 200 },
+        ];
+        let segments = Segments::new(list).unwrap();
+        let Cut { blocks, tiles, slots, spans } = cut(&segments, 2);
+        let spans: Vec<_> =
+            spans.iter().map(|s| [s.block, s.gates, s.tile0, s.tiles, s.first, s.row]).collect();
+        let want = [
+            [0, 0, 0, 5, 0, 0],
+            [2, 128, 2, 3, 6, 128],
+            [4, 256, 4, 1, 10, 256],
+            [7, 512, 7, 2, 12, 440],
+        ];
+        assert_eq!(spans, want);
+        assert_eq!(virtual_tiles(&segments, 2), 14);
+        assert_eq!(tiles.iter().map(|t| t.spans).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 3, 3, 3, 3]);
+        assert_eq!(slots, [0, 0, 1, 1, 2, 2, 2, 3, 3, 4]);
+        let later: Vec<_> = blocks.iter().map(|b| [b.tile_begin, b.tile_end]).collect();
+        let first = [[0, 0], [0, 0], [1, 2], [2, 2], [3, 4], [4, 4], [5, 5]];
+        assert_eq!(later[..7], first);
+        assert_eq!(later[7..], [[6, 7], [7, 7], [8, 9], [9, 9]]);
     }
 }

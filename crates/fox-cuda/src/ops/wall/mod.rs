@@ -1,5 +1,6 @@
 //! Wall attention; see `wall.cuh`. `tensors` implements the op trait.
 
+mod spans;
 mod tensors;
 
 use std::sync::Arc;
@@ -9,12 +10,19 @@ use fox_tensor::{Acp, WALL_BLOCK};
 use super::attention::tiles::{TileConfig, padded_head_dim, portable_column_splits};
 use super::attention::tiling::{BlockRef, Segment, Tiling};
 use super::attention::{self, Attention, BackwardPlan};
-use crate::params::{ConstPtr, Float2, Int2, Ptr, Real, kernel_params};
+use super::path::PathTable;
+use super::path::spans::span_blocks;
+use super::path::table::{PathSpan, PathTile};
+use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Float, Result, Source};
+use crate::{Buffer, Float, Generation, Result, Source};
 
-const FORWARD: Source = source!("wall", ["wall.cuh"], [Segment, BlockRef, WallParams]);
-const BACKWARD: Source = source!("wall_bwd", ["wall.cuh"], [Segment, BlockRef, WallParams]);
+const FORWARD: Source =
+    source!("wall", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
+const BACKWARD: Source =
+    source!("wall_bwd", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
+const SPANS: Source =
+    source!("wall_spans", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
 
 /// Threads of the kernels over tiles, and of those over rows.
 const THREADS: usize = 128;
@@ -66,6 +74,30 @@ kernel_params! {
         spans: ConstPtr<Int2>,
         /// Blocks of each segment that are closed; null without.
         closed: ConstPtr<i32>,
+        /// Tiles of 64 rows, and spans older than some.
+        older_tiles: ConstPtr<PathTile>,
+        older_spans: ConstPtr<PathSpan>,
+        /// Keys at the end of their span `[R, H * d]`; virtual queries `[virtual_tiles * 64, H * d]`, like their outputs and
+        /// the gradients of these, null in the forward; statistics `[virtual_tiles * 64, H]`.
+        kl: Ptr<Real>,
+        xs: Ptr<Real>,
+        os: ConstPtr<Real>,
+        ds: Ptr<Real>,
+        lses: ConstPtr<f32>,
+        /// Gate prefix hi and lo, delta, log2(e) lse of virtual queries `[H][virtual_tiles * 64]`.
+        rows: Ptr<Float4>,
+        /// From the backward of forgetting attention: gradients of virtual queries in the order of accumulators, of keys
+        /// and values `[R, H * d]`, all without the scale, and column sums.
+        dq_tiles: ConstPtr<f32>,
+        dkl: ConstPtr<Real>,
+        dvl: ConstPtr<Real>,
+        columns_older: ConstPtr<f32>,
+        /// Gradients of `x`, `far` and the summed log decays from pairs of different spans `[R, H * d]`, or null.
+        dx_older: Ptr<f32>,
+        dfar_older: Ptr<f32>,
+        difference_older: Ptr<f32>,
+        span_blocks: usize,
+        virtual_tiles: usize,
         tile_count: usize,
         heads: usize,
         kv_heads: usize,
@@ -85,6 +117,13 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
         })
     };
     kinds.into_iter().flat_map(of).collect()
+}
+
+/// The kernels over spans, which GPUs with wgmma use in bf16.
+pub(super) fn span_variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    let of =
+        |head_dim| [true, false].map(|gates| (SPANS, tile(SPANS, head_dim, gates, false).defines));
+    [64, 128].into_iter().filter(|_| generation.has_wgmma()).flat_map(of).collect()
 }
 
 /// Launch configuration of either direction: as in stick-breaking attention, and a factor per channel.
@@ -117,6 +156,8 @@ struct Prepared<T> {
     own: Buffer<f32>,
     gates: Option<Buffer<f32>>,
     plan: Option<Arc<BackwardPlan>>,
+    /// Blocks and spans.
+    table: Arc<PathTable>,
 }
 
 /// Gradients in buffers.
@@ -180,6 +221,12 @@ impl<T: Float> Wall<'_, T> {
             }
             _ => None,
         };
+        // With grouped heads, query heads share values but not keys.
+        let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
+        let span_blocks = span_blocks(&self.attention, refused);
+        let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
+            PathTable::new(gpu, &spec.segments, span_blocks)
+        })?;
         let held = Prepared {
             x: gpu.alloc::<T>(len)?,
             far: gpu.alloc::<T>(len)?,
@@ -188,6 +235,7 @@ impl<T: Float> Wall<'_, T> {
             own: gpu.alloc::<f32>(heads * tiles * WALL_BLOCK * WALL_BLOCK)?,
             gates,
             plan,
+            table,
         };
         let params = WallParams {
             q: inputs.q.address().into(),
@@ -204,6 +252,10 @@ impl<T: Float> Wall<'_, T> {
             tiles: tiling.m_tiles.address().into(),
             spans: held.plan.as_ref().map_or(0, |plan| plan.spans.address()).into(),
             closed: self.past.as_ref().map_or(0, |past| past.closed.address()).into(),
+            older_tiles: held.table.tiles.address().into(),
+            older_spans: held.table.span_table.address().into(),
+            span_blocks,
+            virtual_tiles: held.table.virtual_tiles(),
             tile_count: tiles,
             heads,
             kv_heads: spec.kv_heads,
@@ -235,7 +287,7 @@ impl<T: Float> Wall<'_, T> {
         let (o, lse) = self.attention.alloc_cleared_output(&tiling)?;
         let blocks = Arc::new(self.attention.gpu.zeros::<i32>(4 * heads)?);
         if tiling.m_tile_count > 0 {
-            let (_held, params) = self.prepare(&tiling)?;
+            let (held, params) = self.prepare(&tiling)?;
             let params = WallParams {
                 o: o.address().into(),
                 lse: lse.address().into(),
@@ -244,6 +296,7 @@ impl<T: Float> Wall<'_, T> {
             };
             let tiled = (THREADS, self.tile(FORWARD).shared);
             self.run((FORWARD, "wall_fwd"), [tiling.m_tile_count, heads, 1], tiled, params)?;
+            self.spans_forward(&tiling, &held, params)?;
         }
         Ok(attention::AttentionOut { o, lse, tiles: blocks })
     }
@@ -272,7 +325,7 @@ impl<T: Float> Wall<'_, T> {
             (gpu.alloc::<f32>(rows * heads)?, gpu.alloc::<f64>(tiles * heads * d)?);
         let column_sums = gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         let row_sums = gpu.alloc::<f32>(heads * tiles * WALL_BLOCK)?;
-        let (_held, params) = self.prepare(&tiling)?;
+        let (held, params) = self.prepare(&tiling)?;
         let params = WallParams {
             o: o.address().into(),
             lse: lse.address().into(),
@@ -296,6 +349,9 @@ impl<T: Float> Wall<'_, T> {
         run("wall_delta", [rows, heads, 1], rows_of)?;
         run("wall_bwd_keys", [tiles, kv_heads, portable_column_splits(d)], tiled)?;
         run("wall_bwd_queries", over_queries, tiled)?;
+        let older = self.spans_backward(&tiling, &held, params)?;
+        let params = older.as_ref().map_or(params, |older| older.params);
+        let run = |entry, grid, size| self.run((BACKWARD, entry), grid, size, params);
         run("wall_finish", [tiles, heads, d.div_ceil(WARP)], (THREADS, 0))?;
         run("wall_sum_heads", [rows, kv_heads, 1], rows_of)?;
         run("wall_decay_totals", over_queries, rows_of)?;

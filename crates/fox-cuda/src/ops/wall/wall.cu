@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_fwd(const __grid_cons
     }
     store_rows<HEAD_DIM>(p.o, o, p.heads, m.head, p.head_dim, m.row, m.count, 0, 1.f);
     if (threadIdx.x == 0) {
-        atomicAdd(p.blocks + 2 * m.head, u64(m.block + 1 - oldest));
+        atomicAdd(p.blocks + 2 * m.head, u64(m.block + 1 - oldest_visited(p, m)));
         atomicAdd(p.blocks + 2 * m.head + 1, u64(m.block + 1 - oldest_visible(p, m)));
     }
 }

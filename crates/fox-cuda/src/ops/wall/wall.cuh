@@ -6,6 +6,10 @@
 // oldest and carries, per channel, the product `factor` of the decays of the blocks between: s = (x factor) . far. Scores
 // inside a block come from wall_own_scores, where keys decay step by step. No factor exceeds 1, so nothing overflows.
 //
+// Where there are kernels of wgmma, blocks form spans of `span_blocks`, and a block of queries iterates over the blocks
+// of the span that it is in. Keys are decayed to the end of their span (`kl`) and queries to the start of the span
+// after each older one (`xs`): attention of these virtual queries by the kernels of forgetting attention, see wall_spans.cu.
+//
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
 #pragma once
 #include "head_tiles.cuh"
@@ -58,10 +62,13 @@ DEVICE Block block_at(const WallParams& p, int tile, int head) {
 DEVICE int oldest_visible(const WallParams& p, const Block& m) {
     return p.window == 0 ? 0 : max(m.first - p.window + 1, 0) / BLOCK;
 }
-// The oldest block that it visits: with pruning, older ones are forgotten by the gates. It never decreases from block to
-// block.
-DEVICE int oldest_block(const WallParams& p, const Block& m) {
+// The oldest block that it visits: with pruning, older ones are forgotten by the gates.
+DEVICE int oldest_visited(const WallParams& p, const Block& m) {
     return p.spans == nullptr ? oldest_visible(p, m) : p.spans[size_t(m.head) * p.tile_count + m.tile].x;
+}
+// The oldest of these in its own span. It never decreases from block to block.
+DEVICE int oldest_block(const WallParams& p, const Block& m) {
+    return max(oldest_visited(p, m), m.block / p.span_blocks * p.span_blocks);
 }
 // Whether the block's keys are given decayed to its end, and have no queries.
 DEVICE bool is_closed(const WallParams& p, int tile) {

@@ -249,7 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_finish(const __grid_c
             factor *= es[j][lane];
             dq = fmaf(dq, es[j][lane], ds[t * BLOCK + j] * ks[j][lane]);
         }
-        const float dx = p.dx[at], dfar = p.dfar[at], lead = factor;
+        float dx = p.dx[at], dfar = p.dfar[at];
+        const float lead = factor;
         float dk = 0.f;
         factor = 1.f;
         for (int i = b.count - 1; i > t; --i) {
@@ -261,10 +262,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_finish(const __grid_c
         // factors of the products.
         const float over_keys = to_float(p.x[at]) * dx + qs[t][lane] * dq;
         const float over_queries = to_float(p.far[at]) * dfar + ks[t][lane] * dk;
+        float difference = over_keys - over_queries;
+        if (p.dx_older) dx += p.dx_older[at], dfar += p.dfar_older[at], difference += p.difference_older[at];
         p.dq[at] = to_real(fmaf(dx, lead, dq));
         // In place of the gradients of `x` and `far`, which only this thread reads.
         p.dfar[at] = fmaf(dfar, factor, dk);
-        p.dx[at] = over_keys - over_queries;
+        p.dx[at] = difference;
     }
 }
 

@@ -1,0 +1,104 @@
+//! Older spans of Wall attention, by the kernels of forgetting attention; see `wall_spans.cu`.
+
+use fox_tensor::WALL_BLOCK;
+
+use super::{Prepared, SPANS, THREADS, Wall, WallParams};
+use crate::ops::attention::spans::{SpanGradients, dq_len};
+use crate::ops::attention::tiling::Tiling;
+use crate::{Buffer, Float, Result};
+
+/// Gradients from pairs of different spans.
+pub(super) struct OlderGradients {
+    /// With their addresses.
+    pub(super) params: WallParams,
+    _sums: [Buffer<f32>; 3],
+}
+
+impl<T: Float> Wall<'_, T> {
+    /// Adds the outputs of older spans to that of the own one, after `wall_fwd`.
+    pub(super) fn spans_forward(
+        &self,
+        tiling: &Tiling,
+        held: &Prepared<T>,
+        params: WallParams,
+    ) -> Result<()> {
+        let table = &held.table;
+        if table.spans.is_empty() {
+            return Ok(());
+        }
+        let (gpu, heads) = (self.attention.gpu, self.attention.spec.heads);
+        let rows = table.virtual_tiles() * WALL_BLOCK;
+        let kl = gpu.alloc::<T>(self.attention.inputs.q.len())?;
+        let [xs, os] = [0, 1].map(|_| gpu.alloc::<T>(rows * heads * self.attention.spec.head_dim));
+        let (xs, os, lses) = (xs?, os?, gpu.alloc::<f32>(rows * heads)?);
+        let params = WallParams {
+            kl: kl.address().into(),
+            xs: xs.address().into(),
+            os: os.address().into(),
+            lses: lses.address().into(),
+            ..params
+        };
+        let run =
+            |entry| self.run((SPANS, entry), [tiling.m_tile_count, heads, 1], (THREADS, 0), params);
+        run("wall_span_rows")?;
+        let tables = table.span_tiles(&self.attention)?;
+        let tiling = (tiling, held.gates.as_ref());
+        self.attention.spans_forward(&tables, (&xs, &kl), tiling, (&os, &lses))?;
+        run("wall_merge")
+    }
+
+    /// Gradients from pairs of different spans, after those of the own span; `None` without older spans.
+    pub(super) fn spans_backward(
+        &self,
+        tiling: &Tiling,
+        held: &Prepared<T>,
+        params: WallParams,
+    ) -> Result<Option<OlderGradients>> {
+        let table = &held.table;
+        if table.spans.is_empty() {
+            return Ok(None);
+        }
+        let (gpu, spec) = (self.attention.gpu, self.attention.spec);
+        let (heads, len) = (spec.heads, self.attention.inputs.q.len());
+        let rows = table.virtual_tiles() * WALL_BLOCK;
+        let [kl, dk, dv] = [0, 1, 2].map(|_| gpu.alloc::<T>(len));
+        let (kl, dk, dv) = (kl?, dk?, dv?);
+        let [xs, ds] = [0, 1].map(|_| gpu.alloc::<T>(rows * heads * spec.head_dim));
+        let (xs, ds) = (xs?, ds?);
+        let statistics = gpu.alloc::<f32>(4 * heads * rows)?;
+        let dq = gpu.alloc::<f32>(heads * dq_len(spec.head_dim, rows))?;
+        let columns = gpu.alloc::<f32>(heads * tiling.gate_stride)?;
+        let sums = [gpu.alloc::<f32>(len)?, gpu.alloc::<f32>(len)?, gpu.alloc::<f32>(len)?];
+        let [dx, dfar, difference] = sums.each_ref().map(Buffer::address);
+        let params = WallParams {
+            kl: kl.address().into(),
+            xs: xs.address().into(),
+            ds: ds.address().into(),
+            rows: statistics.address().into(),
+            dq_tiles: dq.address().into(),
+            dkl: dk.address().into(),
+            dvl: dv.address().into(),
+            columns_older: columns.address().into(),
+            dx_older: dx.into(),
+            dfar_older: dfar.into(),
+            difference_older: difference.into(),
+            ..params
+        };
+        let run =
+            |entry| self.run((SPANS, entry), [tiling.m_tile_count, heads, 1], (THREADS, 0), params);
+        run("wall_span_rows")?;
+        let gradients = SpanGradients {
+            rows: &statistics,
+            gates: held.gates.as_ref(),
+            gate_stride: tiling.gate_stride,
+            dq: &dq,
+            dk: &dk,
+            dv: &dv,
+            column_sums: &columns,
+        };
+        let tables = table.span_tiles(&self.attention)?;
+        self.attention.spans_backward(&tables, (&xs, &kl), &ds, &gradients)?;
+        run("wall_span_grads")?;
+        Ok(Some(OlderGradients { params, _sums: sums }))
+    }
+}
