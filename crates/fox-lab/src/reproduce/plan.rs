@@ -419,7 +419,7 @@ mod tests {
     /// The successors are compared at nearly equal numbers of parameters.
     #[test]
     fn successors_have_the_size_of_their_scale() {
-        for (scale, low, high) in [("laptop", 0.7e6, 1.1e6), ("minutes", 23e6, 29e6)] {
+        for (scale, low, high) in [("laptop", 0.8e6, 1e6), ("minutes", 25.5e6, 28e6)] {
             let scale = ScaleConfig::load(scale).unwrap();
             let plan = Reproduction::new(scale, only(&["successors"])).unwrap();
             for run in &plan.runs {

@@ -23,27 +23,22 @@ pub fn add(report: &mut Report, results: &Results<'_>, e: usize) {
     let mut pictures: Vec<(String, String)> =
         dots(results, e).map(|plot| ("losses".to_string(), plot.fragment())).into_iter().collect();
     let groups = groups(experiment.rows.len());
-    let name = |name: &str, number: usize| match number {
-        0 => name.to_string(),
-        number => format!("{name} {}", number + 1),
-    };
-    for (number, rows) in groups.iter().enumerate() {
+    for rows in &groups {
         let chart = position_chart(results, e, rows);
-        pictures.extend(chart.map(|c| (name("loss by position", number), c.fragment())));
+        pictures.extend(chart.map(|chart| ("loss by position".to_string(), chart.fragment())));
     }
-    for (number, rows) in groups.iter().enumerate() {
+    for rows in &groups {
         let learning = learning(results, e, rows);
         if !learning.is_empty() {
-            let chart = learning_chart(&learning).fragment();
-            pictures.push((name("learning curves", number), chart));
+            pictures.push(("learning curves".to_string(), learning_chart(&learning).fragment()));
         }
     }
     pictures.extend(tables::over_training(results, e));
     if !pictures.is_empty() {
         report.named_charts(pictures);
         report.text(
-            "Lines are means over seeds, bands reach from the lowest to the highest seed. Lines are cut where they \
-             leave the picture.",
+            "Lines are means over seeds, bands reach from the lowest to the highest seed; intervals of dots are 95%. \
+             Lines are cut where they leave the picture.",
         );
     }
     claims(report, results, e);
@@ -155,7 +150,7 @@ fn dots(results: &Results<'_>, e: usize) -> Option<DotPlot> {
     let dots: Vec<DotRow> = rows.iter().enumerate().filter_map(dot).collect();
     (groups(rows.len()).len() > 1 && dots.len() > 1).then(|| DotPlot {
         title: "Loss in the second half of the training length".into(),
-        x_label: "nats per token, with 95% intervals where there are several seeds".into(),
+        x_label: "nats per token".into(),
         x_scale: Scale::Linear,
         rows: dots,
         legend: Vec::new(),
@@ -229,6 +224,8 @@ pub struct Verdict {
     pub difference: SeedMean,
     /// Whether the difference has the sign of the claim.
     pub holds: bool,
+    /// Digits behind the point with which the difference is shown.
+    digits: usize,
 }
 
 impl Verdict {
@@ -244,11 +241,11 @@ pub fn verdicts(results: &Results<'_>, e: usize) -> Vec<Verdict> {
     let experiment = &results.plan.experiments[e];
     let row = |name: &str| experiment.rows.iter().position(|row| row.name == name);
     let judge = |claim: &Claim| {
-        let (what, relation) = match claim.at {
-            Figure::Inside => ("inside", '<'),
-            Figure::Beyond => ("beyond", '<'),
-            Figure::Recall => ("recall", '>'),
-            Figure::Speed => ("tokens/s alone", '>'),
+        let (what, relation, digits) = match claim.at {
+            Figure::Inside => ("inside", '<', 4),
+            Figure::Beyond => ("beyond", '<', 4),
+            Figure::Recall => ("recall", '>', 3),
+            Figure::Speed => ("tokens/s alone", '>', 0),
         };
         // Runs with the same seed see the same batches.
         let (better, worse) = (row(&claim.better)?, row(&claim.worse)?);
@@ -261,6 +258,7 @@ pub fn verdicts(results: &Results<'_>, e: usize) -> Vec<Verdict> {
             claim: format!("{what}: {} {relation} {}{source}", claim.better, claim.worse),
             difference,
             holds: difference.mean != 0.0 && (difference.mean < 0.0) == claim.at.is_loss(),
+            digits,
         })
     };
     experiment.claims.iter().filter_map(judge).collect()
@@ -284,7 +282,7 @@ fn claims(report: &mut Report, results: &Results<'_>, e: usize) {
     for v in &verdicts {
         rows.push(vec![
             v.claim.clone(),
-            v.difference.text(4),
+            v.difference.text(v.digits),
             yes(v.holds),
             v.clear().map_or("one seed".into(), yes),
         ]);

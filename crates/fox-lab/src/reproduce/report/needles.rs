@@ -70,9 +70,9 @@ pub fn add(report: &mut Report, results: &Results<'_>, e: usize) {
             table.push(cells);
         }
     }
-    for (number, rows) in groups(rows.len()).into_iter().enumerate() {
-        let chart = candidates_chart(results, e, &rows).filter(|_| any(2));
-        pictures.extend(chart.map(|c| (format!("{CANDIDATES} {}", number + 1), c.fragment())));
+    for rows in groups(rows.len()) {
+        let chart = candidates_chart(results, e, &rows);
+        pictures.extend(chart.map(|chart| (CANDIDATES.to_string(), chart.fragment())));
     }
     report.heading("Needles");
     report.text(
