@@ -2,6 +2,7 @@
 //!
 //! The HTML is one self-contained file for phones and desks, light and dark. The Markdown refers to `pictures/*.svg`.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -108,8 +109,22 @@ impl Report {
         self.named_charts(fragments.iter().enumerate().map(chart).collect())
     }
 
-    /// The same with a name for each, which becomes that of its file.
-    pub fn named_charts(&mut self, charts: Vec<(String, String)>) -> &mut Self {
+    /// The same with a name for each, which becomes that of its file; a name that is taken gets a number.
+    pub fn named_charts(&mut self, mut charts: Vec<(String, String)>) -> &mut Self {
+        let known = self.blocks.iter().filter_map(|block| match block {
+            Block::Charts(charts) => Some(charts),
+            _ => None,
+        });
+        let mut files: HashSet<String> =
+            known.flatten().map(|(name, _)| picture_file(name)).collect();
+        for (name, _) in &mut charts {
+            let given = name.clone();
+            let mut number = 1;
+            while !files.insert(picture_file(name)) {
+                number += 1;
+                *name = format!("{given} {number}");
+            }
+        }
         self.add(Block::Charts(charts))
     }
 
@@ -480,6 +495,20 @@ mod tests {
         let chart = |height: f64| (String::new(), format!("<svg height=\"{height}\">"));
         assert_eq!(row_spans(&[chart(670.0), chart(170.0), chart(180.0)]), [4, 1, 1]);
         assert_eq!(row_spans(&[chart(300.0), chart(400.0)]), [1, 1]);
+    }
+
+    #[test]
+    fn charts_of_equal_names_are_different_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let chart = |id: &str| ("a chart".to_string(), format!("<svg id=\"{id}\"></svg>"));
+        let mut report = Report::new("title", "lead");
+        report.named_charts(vec![chart("x"), chart("y")]).named_charts(vec![chart("z")]);
+        report.write(folder.path()).unwrap();
+        for (file, id) in [("a-chart", "x"), ("a-chart-2", "y"), ("a-chart-3", "z")] {
+            let path = folder.path().join(format!("pictures/{file}.svg"));
+            assert!(std::fs::read_to_string(path).unwrap().contains(&format!("id=\"{id}\"")));
+            assert!(report.markdown().contains(&format!("(pictures/{file}.svg)")), "{file}");
+        }
     }
 
     #[test]

@@ -462,6 +462,7 @@ fn gate_init_sets_decay_times() {
         ("tiny-fox-pro", &["data.sequence_length=64".into()], 1, [1.0, 4.0, 16.0, 64.0]),
         ("tiny-fox-pro", &set("published"), 1, [half; 4]),
         ("tiny-fox-pro+published-start", &[], 1, [half; 4]),
+        ("tiny-fox-pro+open-start", &[], 1, [2981.0; 4]),
         ("tiny-hybrid", &[], 0, [1.0, 8.0, 64.0, 512.0]),
         ("tiny-hybrid", &samba_like, 1, [1.0, 8.0, 64.0, 512.0]),
         ("task-mqar+fox-pro", &[], 1, [half; 4]),

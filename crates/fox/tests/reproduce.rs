@@ -228,6 +228,35 @@ fn main_comparison_on_given_text() {
     }
 }
 
+/// Recall, speed, memory and pruning in the report of the experiment about the start of the gates.
+#[test]
+fn start_of_the_gates_measures_recall_and_speed() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = prepare(dir.path(), &[story(400, 5), story(300, 7)]);
+    let (scale, out) = (scale(dir.path()), dir.path().join("out"));
+    let extra = ["--data", data.to_str().unwrap(), "--only", "start", "--seeds", "1"];
+    let output = command(&scale, &out, &extra).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let report = json(&out.join("report.json"));
+    let start = &report["experiments"][1];
+    for row in start["rows"].as_array().unwrap() {
+        let recall = row["recall"]["mean"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&recall), "{row}");
+        let run = &row["runs"][0];
+        assert!(run["tokens_per_second_alone"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(run["peak_memory"].as_u64().unwrap() > 1 << 20, "{row}");
+    }
+    // A claim about recall holds where the better row finds more.
+    let claims = start["claims"].as_array().unwrap();
+    let recall = claims.iter().find(|c| c["claim"].as_str().unwrap().starts_with("recall: "));
+    let recall = recall.unwrap();
+    assert_eq!(recall["holds"], recall["difference"]["mean"].as_f64().unwrap() > 0.0);
+    let markdown = fs::read_to_string(out.join("report.md")).unwrap();
+    for part in ["| candidates, 256 |", "| tokens/s alone | peak memory |", "candidates.svg"] {
+        assert!(markdown.contains(part), "{part}\n{markdown}");
+    }
+}
+
 /// Two stages with gates added between them: every second stage initializes from the first one of its seed, and the
 /// report is made from the run folders alone.
 #[test]
@@ -278,7 +307,7 @@ fn rejects_invalid_input() {
         "{text}"
     );
     let text = error(Path::new("huge"), &[]);
-    assert_eq!(text, "error: there is no scale `huge`; choose from laptop, small, 125m\n");
+    assert_eq!(text, "error: there is no scale `huge`; choose from laptop, minutes, small, 125m\n");
     let short = prepare(dir.path(), &["A short text.".to_string()]);
     let text = error(&scale, &["--data", short.to_str().unwrap()]);
     assert!(text.contains("the longest held-out document of"), "{text}");

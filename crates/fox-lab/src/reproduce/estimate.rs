@@ -6,15 +6,14 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use fox_eval::files::write_whole;
 use fox_tensor::Device;
-use fox_train::metrics::{MetricsLog, Record};
+use fox_train::metrics::{MetricsLog, Record, StepRecord};
 use serde::{Deserialize, Serialize};
 
+use super::plan::ALONE_RATE;
 use super::{Measurement, PlannedRun, Reproduction};
 use crate::graph::{Experiment, Node, NodeId, RunGraph, RunOutcome};
 use crate::{Scheduler, output};
 
-/// Steps of the warm-up.
-const STEPS: u64 = 12;
 /// Approximate number of runs of a learning-rate search.
 const RUNS_PER_SEARCH: f64 = 4.0;
 
@@ -95,16 +94,8 @@ pub fn warm_up(
         return Ok(Some(speed));
     }
     let Some(planned) = base(plan) else { bail!("there is nothing to train") };
-    let mut run = planned.train_run(1e-4, &plan.options);
-    let tokens = STEPS * run.recipe()?.tokens_per_step();
+    let mut run = planned.alone()?.train_run(ALONE_RATE, &plan.options);
     (run.label, run.folder) = ("warm-up".into(), out.join("warm-up"));
-    run.settings.extend([
-        format!("training.tokens={tokens}"),
-        "schedule.warmup_tokens=0".into(),
-        "metrics.every=4".into(),
-        "metrics.details_every=0".into(),
-        "checkpoints.every=0".into(),
-    ]);
     let folder = run.folder.clone();
     let mut graph = RunGraph::default();
     let node = graph.add(Node::train(run))?;
@@ -117,12 +108,9 @@ pub fn warm_up(
         Some(RunOutcome::Finished) => {}
         Some(RunOutcome::Diverged(why) | RunOutcome::Failed(why)) => bail!("{why}"),
     }
-    let records = MetricsLog::read(&folder)?.records;
-    let mut steps = records.iter().rev().filter_map(|record| match record {
-        Record::Train(step) => Some(step),
-        Record::Eval(_) => None,
-    });
-    let Some(last) = steps.next() else { bail!("{} has no metrics", folder.display()) };
+    let Some(last) = last_step(&MetricsLog::read(&folder)?.records) else {
+        bail!("{} has no metrics", folder.display())
+    };
     let start: serde_json::Value = serde_json::from_slice(&fs::read(folder.join("run.json"))?)?;
     let speed = Speed {
         tokens_per_second: last.tokens_per_second,
@@ -131,6 +119,14 @@ pub fn warm_up(
     };
     write_whole(&file, &serde_json::to_vec_pretty(&speed)?)?;
     Ok(Some(speed))
+}
+
+/// The last step of a log.
+pub(crate) fn last_step(records: &[Record]) -> Option<StepRecord> {
+    records.iter().rev().find_map(|record| match record {
+        Record::Train(step) => Some(step.clone()),
+        Record::Eval(_) => None,
+    })
 }
 
 /// The run whose model is measured.
@@ -153,6 +149,8 @@ pub fn estimate(plan: &Reproduction, speed: &Speed, vocab: usize, jobs: usize) -
         let mut around = speed.around / jobs as f64;
         let mut evaluation = 0.0;
         for measurement in &run.measurements {
+            // A run alone on the device uses one job.
+            let jobs = if *measurement == Measurement::Speed { 1 } else { jobs };
             around += speed.around / jobs as f64;
             if *measurement == Measurement::Loss {
                 // A forward pass has a third of the FLOPs of a step.

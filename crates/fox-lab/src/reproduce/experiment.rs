@@ -19,7 +19,18 @@ pub(crate) const RATES: &str = "rates";
 
 /// The experiments, in the order of the report: name and TOML.
 pub(crate) const EXPERIMENTS: &[(&str, &str)] = experiments!(
-    "rates", "main", "table3", "gates", "lengths", "sizes", "short", "heads", "pruning", "longer",
+    "rates",
+    "main",
+    "table3",
+    "gates",
+    "lengths",
+    "sizes",
+    "short",
+    "heads",
+    "pruning",
+    "longer",
+    "successors",
+    "start",
 );
 
 /// How the report shows an experiment.
@@ -50,18 +61,33 @@ pub enum Measurement {
     Loss,
     /// Needle tests, easy and standard; of the first seed, or of all seeds in [`Layout::Longer`].
     Needle,
+    /// Needles whose answer is one word out of several, ranked among them; of all seeds.
+    Candidates,
     /// Gates, attention and half-lives; of the first seed.
     Inspect,
+    /// Throughput and memory of a few steps with nothing else on the device; of the first seed.
+    Speed,
 }
 
-/// The positions that a claim is about.
+/// The figure that a claim is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Positions {
-    /// The second half of the training length.
+pub enum Figure {
+    /// The loss in the second half of the training length.
     Inside,
-    /// Everything after twice the training length.
+    /// The loss at everything after twice the training length.
     Beyond,
+    /// The fraction of needles whose right word is the most likely candidate, over all lengths.
+    Recall,
+    /// Tokens per second with nothing else on the device.
+    Speed,
+}
+
+impl Figure {
+    /// Whether the lower value is the better one.
+    pub fn is_loss(self) -> bool {
+        matches!(self, Figure::Inside | Figure::Beyond)
+    }
 }
 
 /// The row whose weights initialize a run, and how its model is changed before training.
@@ -117,6 +143,22 @@ pub struct RowConfig {
 }
 
 impl RowConfig {
+    /// A row for the search of a model's learning rate.
+    pub(crate) fn search(name: String, model: String) -> RowConfig {
+        RowConfig {
+            name,
+            rate: Some(model.clone()),
+            model,
+            repeated: false,
+            lr: None,
+            start: None,
+            times: BTreeMap::new(),
+            set: Table::new(),
+            paper: None,
+            memory: None,
+        }
+    }
+
     /// The model whose searched learning rate it uses.
     pub fn rate(&self) -> &str {
         let base = self.model.split('+').next().unwrap_or(&self.model);
@@ -124,16 +166,19 @@ impl RowConfig {
     }
 }
 
-/// A claim of the paper about two rows.
+/// A published claim about two rows.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// The row with the lower loss.
+    /// The row with the lower loss, or with the higher recall or speed.
     pub better: String,
-    /// The row with the higher loss.
+    /// The other row.
     pub worse: String,
-    /// At which positions.
-    pub at: Positions,
+    /// In which figure.
+    pub at: Figure,
+    /// Who claims it, if not the paper.
+    #[serde(default)]
+    pub source: Option<String>,
 }
 
 /// One experiment.
@@ -159,7 +204,7 @@ pub struct Experiment {
     pub evaluate: Vec<Measurement>,
     /// The models.
     pub rows: Vec<RowConfig>,
-    /// Claims of the paper about them.
+    /// Published claims about them.
     #[serde(default)]
     pub claims: Vec<Claim>,
 }

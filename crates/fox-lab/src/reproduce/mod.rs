@@ -26,7 +26,7 @@ mod settings;
 mod start;
 
 pub use estimate::{Estimate, ExperimentEstimate, Speed};
-pub use experiment::{Claim, Experiment, Layout, Measurement, Positions, RowConfig, StartConfig};
+pub use experiment::{Claim, Experiment, Figure, Layout, Measurement, RowConfig, StartConfig};
 pub(crate) use experiment::{EXPERIMENTS, RATES};
 pub use plan::{PlannedRun, Reproduction, ReproductionOptions};
 pub use scale::{Needles, ScaleConfig};

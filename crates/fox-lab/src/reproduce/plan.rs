@@ -12,6 +12,11 @@ use super::{
 use crate::graph::{TrainRun, folder_name};
 use crate::sweep::recipe_settings;
 
+/// Steps of a run whose speed is measured alone.
+const ALONE_STEPS: u64 = 12;
+/// Its learning rate: no influence on the speed, and no model diverges.
+pub(crate) const ALONE_RATE: f64 = 1e-4;
+
 /// Options of a reproduction besides the scale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReproductionOptions {
@@ -79,6 +84,21 @@ impl PlannedRun {
         Ok(recipe::load(&self.spec, &self.settings(lr))?)
     }
 
+    /// A few steps of the recipe with nothing else on the device: their throughput and memory.
+    pub(crate) fn alone(&self) -> Result<PlannedRun> {
+        let tokens = ALONE_STEPS * self.recipe(ALONE_RATE)?.tokens_per_step();
+        let mut run = PlannedRun { tokens, exclusive: true, ..self.clone() };
+        run.distinct.push("speed".into());
+        run.settings.extend([
+            format!("training.tokens={tokens}"),
+            "schedule.warmup_tokens=0".into(),
+            "metrics.every=4".into(),
+            "metrics.details_every=0".into(),
+            "checkpoints.every=0".into(),
+        ]);
+        Ok(run)
+    }
+
     /// The training run at a learning rate.
     pub(crate) fn train_run(&self, lr: f64, options: &ReproductionOptions) -> TrainRun {
         let label = self.folder(lr);
@@ -128,6 +148,7 @@ impl Reproduction {
                 experiments.push(experiment.filled(&scale.window, &scale.memory));
             }
         }
+        add_searches(&mut experiments);
         let base = format!("fox-pro-{}", scale.suffix);
         let mut table = recipe::load_table(&base)?;
         recipe::merge(&mut table, scale.set.clone());
@@ -191,7 +212,11 @@ impl Reproduction {
             overrides.push(format!("{key}={product}"));
         }
         overrides.extend(row.set.iter().map(|(key, value)| format!("{key}={value}")));
-        let tokens = (experiment.share * self.tokens() as f64).round().max(1.0) as u64;
+        let share = match experiment.shape {
+            Layout::Rates => self.scale.search.unwrap_or(experiment.share),
+            _ => experiment.share,
+        };
+        let tokens = (share * self.tokens() as f64).round().max(1.0) as u64;
         let warmup = (self.scale.warmup * tokens as f64) as u64;
         let mut settings = recipe_settings(&self.scale.set);
         settings.extend([
@@ -227,9 +252,10 @@ impl Reproduction {
                 Some(start)
             }
         };
-        // Needles and heads are measured for one seed, except where needles are the main result.
+        // Heads and speed are measured for one seed, needles where they are the main result for all.
         let all = experiment.shape == Layout::Longer;
-        let included = |m: &Measurement| all || seed == 0 || *m == Measurement::Loss;
+        let repeated = [Measurement::Loss, Measurement::Candidates];
+        let included = |m: &Measurement| all || seed == 0 || repeated.contains(m);
         let run = PlannedRun {
             experiment: e,
             row: r,
@@ -269,6 +295,19 @@ impl Reproduction {
     }
 }
 
+/// Adds a search for every model whose rate is needed and not listed.
+fn add_searches(experiments: &mut [Experiment]) {
+    let Some((searches, others)) = experiments.split_first_mut() else { return };
+    for row in others.iter().flat_map(|experiment| &experiment.rows) {
+        let known = searches.rows.iter().any(|search| search.rate() == row.rate());
+        if row.lr.is_some() || known {
+            continue;
+        }
+        let model = row.rate().to_string();
+        searches.rows.push(RowConfig::search(row.name.clone(), model));
+    }
+}
+
 /// `fox-pro+rope` with the suffix `26m` is `fox-pro-26m+rope`.
 fn with_suffix(model: &str, suffix: &str) -> String {
     match model.split_once('+') {
@@ -291,6 +330,7 @@ fn short(setting: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Figure;
     use super::*;
 
     fn plan(options: ReproductionOptions) -> Result<Reproduction> {
@@ -307,7 +347,7 @@ mod tests {
         for (name, _) in super::super::scale::SCALES {
             let scale = ScaleConfig::load(name).unwrap();
             let plan = Reproduction::new(scale.clone(), ReproductionOptions::default()).unwrap();
-            assert_eq!(plan.experiments.len(), EXPERIMENTS.len() - 1, "all but the one extra");
+            assert_eq!(plan.experiments.len(), EXPERIMENTS.len() - 3, "all but the extra ones");
             assert_eq!(plan.searches.len(), 7);
             let main = plan.runs.iter().filter(|run| run.experiment == 1).count() as u64;
             assert_eq!(main, 4 * scale.seeds + 4, "{name}");
@@ -325,6 +365,69 @@ mod tests {
         assert_eq!(plan.searches[0].rate, "fox-llama");
         assert_eq!(plan.runs.len(), 2 + 3 + 3);
         assert!(plan.runs.iter().any(|run| run.spec == "fox-llama-1m+fixed-256"));
+    }
+
+    #[test]
+    fn searches_every_named_rate() {
+        let scale = ScaleConfig { search: Some(0.5), ..ScaleConfig::load("laptop").unwrap() };
+        let options = ReproductionOptions { tokens: Some(100_000), ..only(&["successors"]) };
+        let plan = Reproduction::new(scale, options).unwrap();
+        let rows = &plan.experiments[1].rows;
+        assert_eq!((rows.len(), plan.searches.len()), (18, 18), "every row has its own rate");
+        for search in &plan.searches {
+            assert_eq!(search.tokens, 50_000);
+            assert_eq!(search.spec, with_suffix(&search.rate, "1m"));
+        }
+        let muon = plan.runs.iter().find(|run| run.spec == "fox-pro-1m+muon").unwrap();
+        assert_eq!(muon.rate, "fox-pro+muon");
+    }
+
+    #[test]
+    fn speed_is_measured_alone_once_per_row() {
+        let plan = plan(only(&["start"])).unwrap();
+        let timed: Vec<&PlannedRun> =
+            plan.runs.iter().filter(|r| r.measurements.contains(&Measurement::Speed)).collect();
+        assert_eq!((plan.runs.len(), timed.len()), (3 * plan.seeds() as usize, 3));
+        for run in timed {
+            let alone = run.alone().unwrap();
+            let (recipe, long) = (alone.recipe(1e-4).unwrap(), run.recipe(1e-4).unwrap());
+            assert_eq!((alone.exclusive, recipe.steps()), (true, ALONE_STEPS));
+            assert_eq!(recipe.model, long.model);
+            assert_eq!(recipe.tokens_per_step(), long.tokens_per_step());
+            assert_ne!(alone.folder(1e-4), run.folder(1e-4));
+        }
+    }
+
+    #[test]
+    fn claims_name_rows_that_measure_their_figure() {
+        for (name, _) in EXPERIMENTS {
+            let experiment = Experiment::load(name).unwrap();
+            for claim in &experiment.claims {
+                for row in [&claim.better, &claim.worse] {
+                    assert!(experiment.rows.iter().any(|r| r.name == *row), "{name}: {row}");
+                }
+                let needed = match claim.at {
+                    Figure::Inside | Figure::Beyond => Measurement::Loss,
+                    Figure::Recall => Measurement::Candidates,
+                    Figure::Speed => Measurement::Speed,
+                };
+                assert!(experiment.evaluate.contains(&needed), "{name}: {claim:?}");
+            }
+        }
+    }
+
+    /// The successors are compared at nearly equal numbers of parameters.
+    #[test]
+    fn successors_have_the_size_of_their_scale() {
+        for (scale, low, high) in [("laptop", 0.8e6, 1e6), ("minutes", 25.5e6, 28e6)] {
+            let scale = ScaleConfig::load(scale).unwrap();
+            let plan = Reproduction::new(scale, only(&["successors"])).unwrap();
+            for run in &plan.runs {
+                let config = run.recipe(1e-3).unwrap().model_config(256).unwrap();
+                let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
+                assert!((low..high).contains(&(count as f64)), "{}: {count}", run.spec);
+            }
+        }
     }
 
     #[test]
@@ -398,6 +501,6 @@ mod tests {
             "{error}"
         );
         let error = ScaleConfig::load("huge").unwrap_err().to_string();
-        assert_eq!(error, "there is no scale `huge`; choose from laptop, small, 125m");
+        assert_eq!(error, "there is no scale `huge`; choose from laptop, minutes, small, 125m");
     }
 }

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use fox_eval::loss::{LossCurve, LossReport};
-use fox_eval::needle::{Mode, NeedleReport};
+use fox_eval::needle::NeedleReport;
 use fox_eval::stats::SeedMean;
 use fox_train::Summary;
-use fox_train::metrics::{MetricsLog, Record};
+use fox_train::metrics::{MetricsLog, Record, StepRecord};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::estimate::Speed;
-use super::{Reproduction, schedule};
+use super::estimate::{Speed, last_step};
+use super::plan::ALONE_RATE;
+use super::{Measurement, PlannedRun, Reproduction, schedule};
 use crate::graph::{comparable_loss, diverged};
 use crate::search::{Bracket, learning_rate_grid};
 
@@ -26,13 +27,10 @@ pub fn evaluation(out: &Path, run: &str) -> PathBuf {
     out.join("evaluation").join(run)
 }
 
-/// The name of a needle test's mode on the command line.
-pub fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Easy => "easy",
-        Mode::Standard => "standard",
-    }
-}
+/// Kinds of needle tests, as their folders are called: both modes, and words that are ranked.
+pub const NEEDLES: [&str; 3] = ["easy", "standard", CANDIDATES];
+/// The needles whose answer is one word out of several.
+pub const CANDIDATES: &str = "candidates";
 
 /// Results of one run.
 pub struct RunResults {
@@ -46,8 +44,10 @@ pub struct RunResults {
     pub diverged: bool,
     /// Loss by position.
     pub curve: Option<LossCurve>,
-    /// Needle tests, easy and standard.
-    pub needles: [Option<NeedleReport>; 2],
+    /// Needle tests, in the order of [`NEEDLES`].
+    pub needles: [Option<NeedleReport>; 3],
+    /// The last steps of the run whose speed was measured with nothing else on the device.
+    pub alone: Option<StepRecord>,
     /// The JSON of `fox inspect`.
     pub heads: Option<Value>,
     /// Its metrics log.
@@ -58,6 +58,13 @@ impl RunResults {
     /// Held-out loss at the training length.
     pub fn loss(&self) -> Option<f64> {
         comparable_loss(self.summary.as_ref()?)
+    }
+
+    /// The fraction of needles whose right answer is the most likely candidate.
+    pub fn recall(&self) -> Option<f64> {
+        let cells = &self.needles[2].as_ref()?.maps.first()?.cells;
+        let sum = cells.iter().map(|cell| cell.preferred).sum::<Option<f64>>()?;
+        Some(sum / cells.len() as f64)
     }
 
     /// Held-out loss of the second half of the evaluated positions.
@@ -115,8 +122,8 @@ impl<'a> Results<'a> {
                 diverged: diverged(&path)?.is_some(),
                 summary,
                 curve: report.and_then(|report| report.curves.into_iter().next()),
-                needles: [Mode::Easy, Mode::Standard]
-                    .map(|mode| read(&measured.join(mode_name(mode)).join("needle.json"))),
+                needles: NEEDLES.map(|kind| read(&measured.join(kind).join("needle.json"))),
+                alone: alone(run, out)?,
                 heads: read(&measured.join("inspect.json")),
                 records,
                 folder,
@@ -148,6 +155,18 @@ impl<'a> Results<'a> {
     pub fn ended(&self) -> usize {
         self.runs.iter().filter(|run| run.summary.is_some() || run.diverged).count()
     }
+}
+
+/// The end of a run's short twin, where one was planned and is finished.
+fn alone(run: &PlannedRun, out: &Path) -> Result<Option<StepRecord>> {
+    if !run.measurements.contains(&Measurement::Speed) {
+        return Ok(None);
+    }
+    let path = out.join("runs").join(run.alone()?.folder(ALONE_RATE));
+    if Summary::read(&path)?.is_none() {
+        return Ok(None);
+    }
+    Ok(last_step(&MetricsLog::read(&path)?.records))
 }
 
 /// Reads a JSON file; `None` if it is missing or invalid.

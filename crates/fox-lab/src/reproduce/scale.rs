@@ -9,8 +9,9 @@ use super::{read_toml, unknown};
 use anyhow::{Context, Result, bail};
 
 /// The built-in scales: name and TOML.
-pub(crate) const SCALES: [(&str, &str); 3] = [
+pub(crate) const SCALES: [(&str, &str); 4] = [
     ("laptop", include_str!("../../recipes/reproduce/scales/laptop.toml")),
+    ("minutes", include_str!("../../recipes/reproduce/scales/minutes.toml")),
     ("small", include_str!("../../recipes/reproduce/scales/small.toml")),
     ("125m", include_str!("../../recipes/reproduce/scales/125m.toml")),
 ];
@@ -30,6 +31,9 @@ pub struct ScaleConfig {
     pub tokens: u64,
     /// Seeds of repeated rows.
     pub seeds: u64,
+    /// Fraction of the tokens on which learning rates are searched; that of `rates.toml` by default.
+    #[serde(default)]
+    pub search: Option<f64>,
     /// Fraction of every run that is learning-rate warm-up.
     pub warmup: f64,
     /// Tokens of a held-out segment on which the loss by position is measured.
@@ -59,6 +63,13 @@ pub struct Needles {
     pub depths: usize,
     /// Cases per length and depth.
     pub cases: u64,
+    /// Words among which the right one is ranked.
+    #[serde(default = "candidates")]
+    pub candidates: u8,
+}
+
+fn candidates() -> u8 {
+    16
 }
 
 impl ScaleConfig {
@@ -79,6 +90,10 @@ impl ScaleConfig {
         };
         rule(scale.tokens > 0, "tokens", "must be at least 1")?;
         rule(scale.seeds > 0, "seeds", "must be at least 1")?;
+        let search = scale.search.unwrap_or(1.0);
+        rule(search > 0.0 && search <= 1.0, "search", "must be above 0 and at most 1")?;
+        let candidates = scale.needles.candidates;
+        rule((2..=64).contains(&candidates), "needles.candidates", "must be from 2 to 64")?;
         rule((0.0..1.0).contains(&scale.warmup), "warmup", "must be at least 0 and below 1")?;
         rule(scale.length > 0 && scale.documents > 0, "length", "and `documents` must be above 0")?;
         Ok(scale)

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use fox_base::durable;
-use fox_eval::needle::Mode;
 use fox_train::Summary;
 use serde_json::json;
 
 use super::estimate::Speed;
+use super::plan::ALONE_RATE;
 use super::{Measurement, PlannedRun, Reproduction, held_out, results};
 use crate::graph::{Experiment, Node, NodeId, RunGraph, RunOutcome, Work, comparable_loss};
 use crate::output;
@@ -113,14 +113,16 @@ impl<'a> Schedule<'a> {
             match measurement {
                 Measurement::Loss => nodes.push(self.loss(run, lr)),
                 Measurement::Needle => {
-                    nodes.push(self.needle(run, lr, Mode::Easy));
+                    nodes.push(self.needle(run, lr, "easy"));
                     // Questions about the embedded corpus repeat its facts literally: there is only the easy mode.
                     if self.plan.options.data.is_some() {
-                        nodes.push(self.needle(run, lr, Mode::Standard));
+                        nodes.push(self.needle(run, lr, "standard"));
                     }
                 }
+                Measurement::Candidates => nodes.push(self.needle(run, lr, results::CANDIDATES)),
                 Measurement::Inspect if has_attention()? => nodes.push(self.inspect(run, lr)),
-                Measurement::Inspect => {}
+                // Speeds are measured before all runs.
+                Measurement::Inspect | Measurement::Speed => {}
             }
         }
         Ok(nodes)
@@ -161,18 +163,24 @@ impl<'a> Schedule<'a> {
         measurement("loss", run, lr, arguments, out.join("loss.json"))
     }
 
-    fn needle(&self, run: &PlannedRun, lr: f64, mode: Mode) -> Node {
-        let mode = results::mode_name(mode);
-        let out = results::evaluation(&self.plan.options.out, &run.folder(lr)).join(mode);
+    /// A needle test of one of [`results::NEEDLES`].
+    fn needle(&self, run: &PlannedRun, lr: f64, kind: &str) -> Node {
+        let out = results::evaluation(&self.plan.options.out, &run.folder(lr)).join(kind);
         let needles = &self.plan.scale.needles;
         let lengths: Vec<String> = needles.lengths.iter().map(usize::to_string).collect();
-        let mut arguments = strings(&["eval", "needle", &self.named(run, lr), "--mode", mode]);
+        let mut arguments = strings(&["eval", "needle", &self.named(run, lr)]);
+        arguments.extend(match kind {
+            // The facts of the embedded corpus come with wrong answers.
+            results::CANDIDATES if self.plan.options.data.is_none() => Vec::new(),
+            results::CANDIDATES => strings(&["--candidates", &needles.candidates.to_string()]),
+            mode => strings(&["--mode", mode]),
+        });
         arguments.extend(strings(&["--lengths", &lengths.join(",")]));
         arguments.extend(strings(&["--depths", &needles.depths.to_string()]));
         arguments.extend(strings(&["--cases", &needles.cases.to_string()]));
         arguments.extend(self.text("--haystack"));
         arguments.extend(strings(&["--out", &out.display().to_string()]));
-        measurement(&format!("{mode} needles"), run, lr, arguments, out.join("needle.json"))
+        measurement(&format!("{kind} needles"), run, lr, arguments, out.join("needle.json"))
     }
 
     fn inspect(&self, run: &PlannedRun, lr: f64) -> Node {
@@ -214,6 +222,12 @@ impl Experiment for Schedule<'_> {
             self.log_end(graph.node(id), seconds)?;
         }
         let options = &self.plan.options;
+        let first = graph.nodes().is_empty();
+        let timed = |run: &&PlannedRun| first && run.measurements.contains(&Measurement::Speed);
+        for run in self.plan.runs.iter().filter(timed) {
+            let run = run.alone()?.train_run(ALONE_RATE, options);
+            graph.add(Node { exclusive: true, ..Node::train(run) })?;
+        }
         for (number, run) in self.plan.searches.iter().enumerate() {
             self.searches[number].update(graph, number, |lr| Ok(run.train_run(lr, options)))?;
         }

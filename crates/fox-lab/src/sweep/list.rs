@@ -40,6 +40,8 @@ pub const SWEEPS: &[(&str, &str)] = sweeps!(
     "flip-flop",
     "selective-copy",
     "parity",
+    "successors-mqar",
+    "successors-flip-flop",
 );
 
 /// A search around each recipe.

@@ -29,20 +29,21 @@ pub struct Args {
     /// Prepared data with long held-out documents (fox prepare); the embedded corpus by default
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// How large: laptop, small, 125m, or a TOML file
+    /// How large: laptop, minutes, small, 125m, or a TOML file
     #[arg(long, value_name = "NAME", default_value = "laptop")]
     scale: String,
     /// Folder for runs and report
     #[arg(long, value_name = "DIR", required_unless_present_any = ["report", "dry_run"])]
     out: Option<PathBuf>,
     /// Experiments: main, table3, gates, lengths, sizes, short, heads, pruning, rates; all of these by default. Also
-    /// longer: a trained Transformer is extended to longer sequences, with and without forget gates
+    /// longer (a trained Transformer is extended to longer sequences, with and without forget gates), successors (PaTH,
+    /// Wall, KDA and hybrids) and start (of the gates)
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
     /// Tokens of a run of the main comparison; other runs are scaled in proportion
     #[arg(long, value_name = "N", value_parser = count)]
     tokens: Option<u64>,
-    /// Seeds of the four main models
+    /// Seeds of the repeated rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: Option<u64>,
     /// Models to train at a time; they share the GPU, or the threads of the CPU

@@ -17,7 +17,8 @@ pub fn add(report: &mut Report, results: &Results<'_>, e: usize) {
     report.text(&experiment.about);
     report.table(&table(results, e));
     let lengths = lengths(results, e);
-    if let Some(mut chart) = losses::position_chart(results, e) {
+    let rows: Vec<usize> = (0..experiment.rows.len()).collect();
+    if let Some(mut chart) = losses::position_chart(results, e, &rows) {
         let mark = |length: &usize| VerticalMark { x: *length as f64, label: format!("{length}") };
         chart.marks = lengths.iter().map(mark).collect();
         report.named_charts(vec![("longer contexts".to_string(), chart.fragment())]);

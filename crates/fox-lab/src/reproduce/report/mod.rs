@@ -69,6 +69,17 @@ pub fn write(settings: &Settings, results: &Results<'_>, out: &Path) -> Result<(
     Ok(report.write(out)?)
 }
 
+/// The rows of one chart each: all in one, or a few beside the first one.
+fn groups(rows: usize) -> Vec<Vec<usize>> {
+    const MOST: usize = 8;
+    const BESIDE: usize = 5;
+    if rows <= MOST {
+        return vec![(0..rows).collect()];
+    }
+    let others: Vec<usize> = (1..rows).collect();
+    others.chunks(BESIDE).map(|chunk| [&[0], chunk].concat()).collect()
+}
+
 /// Progress, the main result, time and device.
 fn facts(report: &mut Report, results: &Results<'_>) {
     let mut facts = vec![(

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::losses;
 use crate::reproduce::results::Results;
-use crate::reproduce::{Layout, Positions, RowConfig, Settings};
+use crate::reproduce::{Figure, Layout, RowConfig, Settings};
 use crate::search::learning_rate_grid;
 
 /// Seconds of all sessions, and the fraction of them that was spent on training steps and measurements.
@@ -48,6 +48,8 @@ pub fn json(settings: &Settings, results: &Results<'_>) -> Result<Value> {
                         "tokens": run.summary.as_ref().map(|s| s.tokens),
                         "seconds": run.summary.as_ref().map(|s| s.seconds),
                         "tokens_per_second": run.summary.as_ref().map(|s| s.tokens_per_second),
+                        "tokens_per_second_alone": run.alone.as_ref().map(|s| s.tokens_per_second),
+                        "peak_memory": run.alone.as_ref().map(|s| s.memory.peak),
                     })
                 })
                 .collect();
@@ -56,15 +58,16 @@ pub fn json(settings: &Settings, results: &Results<'_>) -> Result<Value> {
                 "model": row.model,
                 "paper": row.paper,
                 "loss": results.mean(e, r, |run| run.loss()),
-                "inside": losses::at(results, e, r, Positions::Inside),
-                "beyond": losses::at(results, e, r, Positions::Beyond),
+                "inside": losses::at(results, e, r, Figure::Inside),
+                "beyond": losses::at(results, e, r, Figure::Beyond),
+                "recall": losses::at(results, e, r, Figure::Recall),
                 "runs": runs,
             })
         };
         let rows: Vec<Value> = experiment.rows.iter().enumerate().map(row).collect();
         let claims: Vec<Value> = losses::verdicts(results, e)
             .iter()
-            .map(|v| json!({"claim": v.claim, "difference": v.difference, "clear": v.clear()}))
+            .map(|v| json!({"claim": v.claim, "difference": v.difference, "holds": v.holds, "clear": v.clear()}))
             .collect();
         let agreement = match experiment.shape {
             Layout::Ablation => agreement(results, e),

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use fox_eval::stats::SeedMean;
 use fox_plot::{DotPlot, DotRow, LineChart, Scale};
-use fox_train::metrics::Record;
+use fox_train::metrics::{Record, StepRecord};
 
 use super::numbers;
 use crate::output;
@@ -197,11 +197,6 @@ fn plain_table(report: &mut Report, results: &Results<'_>, e: usize) {
 pub fn pruning(report: &mut Report, results: &Results<'_>, e: usize) {
     add_heading(report, results, e);
     let rows = &results.plan.experiments[e].rows;
-    let mut chart = LineChart::new(
-        "Attention blocks pruned over training",
-        "tokens seen",
-        "fraction of all blocks",
-    );
     let mut table =
         vec![["", "loss", "tokens/s, last tenth", "pruned at the end"].map(String::from).to_vec()];
     let mut speeds = Vec::new();
@@ -216,7 +211,6 @@ pub fn pruning(report: &mut Report, results: &Results<'_>, e: usize) {
             fractions.last().map_or("-".into(), |(_, f)| format!("{:.0}%", 100.0 * f)),
         ]);
         speeds.extend(speed);
-        chart.add_line(&row.name, fractions);
     }
     report.table(&table);
     if let [without, with] = speeds[..] {
@@ -226,32 +220,49 @@ pub fn pruning(report: &mut Report, results: &Results<'_>, e: usize) {
             results.plan.training_length
         ));
     }
-    report.named_charts(vec![("pruning".into(), chart.fragment())]);
+    report.named_charts(over_training(results, e));
+}
+
+/// Charts of the pruned fraction and the throughput over training; none where no run prunes.
+pub fn over_training(results: &Results<'_>, e: usize) -> Vec<(String, String)> {
+    let title = "Attention blocks pruned over training";
+    let mut fractions = LineChart::new(title, "tokens seen", "fraction of all blocks");
+    let mut speeds = LineChart::new("Throughput over training", "tokens seen", "tokens/s");
+    let mut prunes = false;
+    for (r, row) in results.plan.experiments[e].rows.iter().enumerate() {
+        let Some(run) = results.runs_of(e, r).next() else { continue };
+        let pruned = pruned(run);
+        prunes |= pruned.iter().any(|(_, fraction)| *fraction > 0.0);
+        fractions.add_line(&row.name, pruned);
+        speeds.add_line(
+            &row.name,
+            steps(run).map(|s| (s.tokens as f64, s.tokens_per_second)).collect(),
+        );
+    }
+    let charts = [("pruning", fractions), ("throughput", speeds)];
+    charts.into_iter().filter(|_| prunes).map(|(name, c)| (name.into(), c.fragment())).collect()
+}
+
+/// The records of training steps.
+fn steps(run: &RunResults) -> impl Iterator<Item = &StepRecord> {
+    run.records.iter().filter_map(|record| match record {
+        Record::Train(step) => Some(step),
+        Record::Eval(_) => None,
+    })
 }
 
 /// The fraction of pruned blocks over tokens, averaged over layers.
 fn pruned(run: &RunResults) -> Vec<(f64, f64)> {
-    let point = |record: &Record| match record {
-        Record::Train(step) => {
-            let layers = step.pruned.as_ref().filter(|layers| !layers.is_empty())?;
-            let mean = layers.iter().sum::<f64>() / layers.len() as f64;
-            Some((step.tokens as f64, mean))
-        }
-        Record::Eval(_) => None,
+    let point = |step: &StepRecord| {
+        let layers = step.pruned.as_ref().filter(|layers| !layers.is_empty())?;
+        Some((step.tokens as f64, layers.iter().sum::<f64>() / layers.len() as f64))
     };
-    run.records.iter().filter_map(point).collect()
+    steps(run).filter_map(point).collect()
 }
 
 /// The median throughput of the last tenth of the records.
 fn late_speed(run: &RunResults) -> Option<f64> {
-    let mut speeds: Vec<f64> = run
-        .records
-        .iter()
-        .filter_map(|record| match record {
-            Record::Train(step) => Some(step.tokens_per_second),
-            Record::Eval(_) => None,
-        })
-        .collect();
+    let mut speeds: Vec<f64> = steps(run).map(|step| step.tokens_per_second).collect();
     let mut late = speeds.split_off(speeds.len() - speeds.len().div_ceil(10));
     late.sort_by(f64::total_cmp);
     late.get(late.len() / 2).copied()
