@@ -117,6 +117,32 @@ def kda_in_blocks(recurrent):
     return run
 
 
+class Blocks:
+    """A matrix `[B, H, T, T]` that FLA's naive PaTH writes block by block. As slices of one tensor, which autograd copies
+    for each of them, 4,000 tokens take hours."""
+
+    def __init__(self, *shape, device):
+        self.size, self.blocks = shape[-1], {}
+
+    def __setitem__(self, at, block):
+        self.blocks[at[2].start, at[3].start] = block
+
+    def masked_fill_(self, mask, value):
+        block = self.blocks[0, 0]
+        starts, zeros = range(0, self.size, block.shape[-1]), torch.zeros_like(block)
+        rows = (torch.cat([self.blocks.get((i, j), zeros) for j in starts], -1) for i in starts)
+        return torch.cat(list(rows), -2).masked_fill(mask, value)
+
+
+class TorchWithBlocks:
+    """PyTorch as that reference sees it."""
+
+    zeros = Blocks
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
 def global_cumsum(x, reverse=False, scale=None, cu_seqlens=None, output_dtype=torch.float32, **_):
     """FLA's sums over time, whose kernel needs a GPU."""
     ends = [0, x.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
@@ -187,6 +213,8 @@ class Plugin:
         if not self.cuda and hasattr(module, "naive_wall_attn"):
             for holder in (module, sys.modules[module.naive_wall_attn.__module__]):
                 holder.chunk_global_cumsum = global_cumsum
+        if not self.cuda and hasattr(module, "naive_path_attn"):
+            module.naive_path_attn.__globals__["torch"] = TorchWithBlocks()
         if not self.cuda and hasattr(module, "naive_recurrent_kda") and not hasattr(module, "replaced"):
             module.naive_recurrent_kda, module.replaced = kda_in_blocks(module.naive_recurrent_kda), True
 

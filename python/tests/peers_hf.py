@@ -2,6 +2,7 @@
 
 import unittest
 
+from tests import test_fsdp_mixin, test_tensor_parallel_mixin
 from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester
 from transformers.models.auto import modeling_auto
 from transformers.testing_utils import require_torch
@@ -17,6 +18,14 @@ for kind, name in (
     ("MODEL_FOR_QUESTION_ANSWERING", "FoxForQuestionAnswering"),
 ):
     getattr(modeling_auto, f"{kind}_MAPPING_NAMES")[hf.FoxConfig.model_type] = name
+
+# Model types whose tests on several processes run.
+for enabled in (
+    test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES,
+    test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES,
+):
+    if enabled is not None:
+        enabled.add(hf.FoxConfig.model_type)
 
 
 class LlamaLikeTester(CausalLMModelTester):

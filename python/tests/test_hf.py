@@ -10,6 +10,8 @@ from fixtures import error, folder, tensors
 torch = need("torch")
 transformers = need("transformers")
 
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+
 import foxlm.hf as hf  # noqa: E402
 
 DUMPS = [
@@ -160,17 +162,108 @@ def test_rejects_unsupported_arguments():
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 1\], expected \[2, 7\]"):
         model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values is a tuple; use a DynamicCache or the model's FoxCache"):
+    with pytest.raises(ValueError, match="past_key_values is a tuple that cannot hold forget gates"):
         model(ids[:, :1], past_key_values=((),))
-    static = transformers.StaticCache(config=model.config, max_cache_len=8)
-    with pytest.raises(ValueError, match="past_key_values is a StaticCache; use a DynamicCache"):
-        model(ids[:, :1], past_key_values=static)
+    static = transformers.StaticCache(config=model.config, max_cache_len=4)
+    with pytest.raises(ValueError, match="6 tokens do not fit a static cache of 4"):
+        model(ids, past_key_values=static)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 1, 6, 5\], expected \[2, 1, 6, 6\]"):
+        model(ids, attention_mask=torch.ones(2, 1, 6, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="attention_mask has four dimensions and a bias"):
+        model(ids, attention_mask=torch.full((2, 1, 6, 6), -0.5))
+    with pytest.raises(ValueError, match="attention_mask has four dimensions with a cache"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 1, 1, 7, dtype=torch.bool), past_key_values=cache)
     with pytest.raises(TypeError, match="FoxModel.forward has no argument attention_msk"):
         model(ids, attention_msk=torch.ones(2, 6))
     with pytest.raises(ValueError, match="packed sequences with a cache; set use_cache=False"):
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 6]), use_cache=True)
     with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2, 5\] for input of shape \[1, 6\]"):
         model(ids[:1], cu_seqlens=torch.tensor([0, 2, 5]))
+
+
+NAMES = ["fox_pro", "fox_pro_rope", "transformer_llama_as_fox"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_static_caches_keep_the_logits(name):
+    model = load(name).eval()
+    ids = torch.randint(0, 64, (2, 14), generator=torch.Generator().manual_seed(2))
+    holes = torch.ones_like(ids)
+    holes[0, :3] = holes[1, 6] = 0
+    for mask in (None, holes):
+        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+        want = model(ids, attention_mask=mask, position_ids=positions, output_attentions=True)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+        for _ in range(2):
+            for a, e in ((0, 6), (6, 7), (7, 8), (8, 14)):
+                cut = lambda x, a=a, e=e: None if x is None else x[:, a:e]
+                given = None if mask is None else mask[:, :e]
+                out = model(
+                    cut(ids), attention_mask=given, position_ids=cut(positions), past_key_values=cache,
+                    output_attentions=e < 14,
+                )  # fmt: skip
+                shown = slice(None) if mask is None else mask[:, a:e].bool()
+                torch.testing.assert_close(out.logits[shown], want.logits[:, a:e][shown], atol=1e-5, rtol=1e-5)
+                if e < 14:
+                    found = torch.nn.functional.pad(want.attentions[1][:, :, a:e, :e], (0, 20 - e))
+                    torch.testing.assert_close(out.attentions[1], found, atol=1e-5, rtol=1e-5)
+            assert cache.get_seq_length() == 14 and out.past_key_values is cache
+            # The same cache serves the next sequences.
+            cache.reset()
+        options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        options["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+        assert torch.equal(model.generate(ids, cache_implementation="static", **options), model.generate(ids, **options))
+
+
+def test_static_decoding_compiles_once():
+    model = load("fox_pro").eval()
+    ids = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(3))
+    want, cache = model(ids).logits, transformers.StaticCache(config=model.config, max_cache_len=16)
+    model(ids[:, :6], past_key_values=cache)
+    counter = CompileCounter()
+    step = torch.compile(lambda x, cache: model(x, past_key_values=cache).logits, fullgraph=True, backend=counter)
+    for n in range(6, 12):
+        torch.testing.assert_close(step(ids[:, n : n + 1], cache), want[:, n : n + 1], atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sdpa_gives_the_same_logits_and_gradients(name):
+    model = load(name)
+    ids = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(4))
+    mask = torch.tensor([[0, 0] + [1] * 10, [1] * 5 + [0] + [1] * 6])
+    packed = torch.tensor([[*range(5), *range(7)], [*range(12)]])
+    assert model.config._attn_implementation == "eager"
+    for options in ({}, {"attention_mask": mask}, {"position_ids": packed}):
+        found = []
+        for implementation in ("eager", "sdpa"):
+            model.set_attn_implementation(implementation)
+            logits = model(ids, **options).logits
+            if "attention_mask" in options:
+                logits = logits[mask.bool()]
+            grads = torch.autograd.grad(logits.square().sum(), [p for p in model.parameters() if p.requires_grad])
+            found.append((logits, *grads))
+        for eager, sdpa in zip(*found):
+            torch.testing.assert_close(sdpa, eager, atol=1e-4, rtol=1e-3)
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match='attn_implementation is "other", which has no forget gates'):
+        transformers.AttentionInterface.register("other", lambda *_, **__: None)
+        model.set_attn_implementation("other")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_with_a_row_for_each_token(name):
+    model = load(name).eval()
+    ids = torch.randint(0, 64, (1, 6), generator=torch.Generator().manual_seed(5))
+    # Three tokens, and three continuations of them that do not see each other.
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    mask[3:, 3:] = torch.eye(3, dtype=torch.bool)
+    positions = torch.tensor([[0, 1, 2, 3, 3, 3]])
+    for given in (mask, torch.where(mask, 0.0, torch.finfo(torch.float32).min)):
+        logits = model(ids, attention_mask=given[None, None], position_ids=positions).logits
+        for n in (3, 4, 5):
+            alone = model(ids[:, [0, 1, 2, n]]).logits
+            torch.testing.assert_close(logits[:, n], alone[:, 3], atol=1e-5, rtol=1e-5)
 
 
 def test_continuous_batching_is_refused():

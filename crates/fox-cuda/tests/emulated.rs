@@ -36,6 +36,10 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
         // NVRTC's way to say this, and the one of others.
         let text =
             text.replace("__INTADDR__(&((type*)0)->field)", "__builtin_offsetof(type, field)");
+        let text = text.replace(
+            "extern __shared__ __align__(16) u8 memory[];",
+            "u8* const memory = emulated_memory;",
+        );
         std::fs::write(folder.join(&name), guarded(&name, &text)).unwrap();
     }
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
@@ -92,6 +96,18 @@ fn path_attention_matches_its_definition() {
     };
     let sources = ["path_prepare", "path_walk", "path_bwd", "path_older", "path_spans"];
     run("path", &sources, &variants.map(defines));
+}
+
+#[test]
+fn delta_rule_matches_its_recurrence() {
+    let variants: Vec<_> = all_variants(Generation::Hopper)
+        .into_iter()
+        .filter(|(source, _)| source.name == "scan_delta_bwd")
+        .map(|(_, defines)| defines.join(" "))
+        .collect();
+    let narrow = |text: &&String| text.contains("NARROW=1");
+    assert_eq!((variants.len(), variants.iter().filter(narrow).count()), (7, 2));
+    run("delta", &["scan_delta", "scan_delta_bwd", "scan_delta_channel"], &variants);
 }
 
 #[test]

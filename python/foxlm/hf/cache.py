@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer
 
 # Tokens back to which a layer with shifted keys or values can be cropped.
 _CROPPABLE = 64
@@ -106,6 +106,77 @@ class FoxCacheLayer(DynamicLayer):
             setattr(self, name, x.repeat_interleave(repeats, 0))
 
 
+class FoxStaticLayer(StaticLayer):
+    """The same in tensors of a fixed length, for compiled decoding: keys and values `[B, Hk, M, d]`, log gates
+    `[B, H, M]`, and the raw projections `[B, 1, D]` of the last token."""
+
+    def __init__(self, max_cache_len: int):
+        super().__init__(max_cache_len)
+        self.log_gates = self.raw_keys = self.raw_values = None
+        # Whether `cumulative_length`, which compiled code may not read, is 0.
+        self.empty = True
+
+    def _tensors(self):
+        named = (self.keys, self.values, self.log_gates, self.raw_keys, self.raw_values)
+        return [x for x in named if x is not None]
+
+    def _allocate(self, keys, values, extras):
+        self.dtype, self.device = keys.dtype, keys.device
+        wide = lambda x: x.new_zeros(*x.shape[:2], self.max_cache_len, *x.shape[3:])
+        self.keys, self.values = wide(keys), wide(values)
+        self.log_gates = None if extras["log_gates"] is None else wide(extras["log_gates"])
+        self.raw_keys, self.raw_values = (
+            None if extras[name] is None else torch.zeros_like(extras[name][:, -1:]) for name in _RAW
+        )
+        self.cumulative_length = torch.zeros((), dtype=torch.long, device=self.device)
+        if not torch.compiler.is_compiling():
+            for x in (*self._tensors(), self.cumulative_length):
+                torch._dynamo.mark_static_address(x)
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, extras=None, *_, **__):
+        """As `FoxCacheLayer.update`; returns the tensors of all places."""
+        extras = dict.fromkeys(("log_gates", *_RAW)) | (extras or {})
+        if not self.is_initialized:
+            self._allocate(key_states, value_states, extras)
+        time = key_states.shape[2]
+        if self.empty and time > self.max_cache_len:
+            raise ValueError(f"{time} tokens do not fit a static cache of {self.max_cache_len}; make a longer one")
+        at = self.cumulative_length + torch.arange(time, device=self.device)
+        self.cumulative_length.add_(time)
+        for held, new in ((self.keys, key_states), (self.values, value_states), (self.log_gates, extras["log_gates"])):
+            if held is not None:
+                held.index_copy_(2, at, new.to(held.dtype))
+        for name in _RAW:
+            if extras[name] is not None:
+                getattr(self, name).copy_(extras[name][:, -1:])
+        self.empty = False
+        return self.keys, self.values
+
+    def last_raw(self):
+        """The raw projections of keys and values of the last token `[B, D]`, None where there are none."""
+        return [None if x is None else x[:, -1] for x in (self.raw_keys, self.raw_values)]
+
+    def get_seq_length(self, *_):
+        """How many places are filled: a tensor, or 0 before the first tokens."""
+        return self.cumulative_length if self.is_initialized else 0
+
+    def get_mask_sizes(self, *_):
+        """The length of a mask, and 0."""
+        return self.max_cache_len, 0
+
+    def reset(self) -> None:
+        """Forgets everything, in the same memory."""
+        for x in (*self._tensors(), *([self.cumulative_length] if self.is_initialized else [])):
+            x.zero_()
+        self.empty = True
+
+    def reorder_cache(self, beam_idx) -> None:
+        """Keeps these sequences, in this order."""
+        for x in self._tensors():
+            x.copy_(x.index_select(0, beam_idx.to(x.device)))
+
+
 class FoxCache(DynamicCache):
     """The decode state of a model with this many layers."""
 
@@ -119,16 +190,29 @@ def adopt(cache, model):
     layers, config = len(model.layers), model.config
     if isinstance(cache, Cache) and len(cache.layers) == layers and all(map(_is_fox, cache.layers)):
         return cache
+    static = isinstance(cache, StaticCache) and all(type(x) is StaticLayer for x in cache.layers)
+    if static and len(cache.layers) == layers and not any(int(x.get_seq_length()) for x in cache.layers):
+        cache.layers[:] = [FoxStaticLayer(x.max_cache_len) for x in cache.layers]
+        return cache
     plain = isinstance(cache, DynamicCache) and all(_is_fox(x) or type(x) is DynamicLayer for x in cache.layers)
     if not plain or len(cache.layers) > layers:
-        raise ValueError(f"past_key_values is a {type(cache).__name__}; use a DynamicCache or the model's FoxCache")
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__} that cannot hold forget gates; use a DynamicCache, an empty "
+            "StaticCache, or the model's FoxCache"
+        )
     given = [*cache.layers, *[None] * (layers - len(cache.layers))]
     cache.layers[:] = [_converted(x, config) for x in given]
     return cache
 
 
+def static_places(cache):
+    """The number of places of a static cache; None for another one, or none."""
+    static = cache is not None and isinstance(cache.layers[0], FoxStaticLayer)
+    return cache.layers[0].max_cache_len if static else None
+
+
 def _is_fox(layer) -> bool:
-    return isinstance(layer, FoxCacheLayer)
+    return isinstance(layer, (FoxCacheLayer, FoxStaticLayer))
 
 
 def _converted(layer, config):

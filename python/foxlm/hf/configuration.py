@@ -40,6 +40,10 @@ class FoxConfig(PretrainedConfig):
     model_type = "forgetting_transformer-project_fox"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_attention_heads": "num_heads"}
+    # Which modules FSDP2 shards, and whose weights stay whole after the forward.
+    base_model_fsdp_plan = {
+        "embeddings": "free_full_weight", "layers.*": "free_full_weight", "norm": "keep_full_weight",
+    }  # fmt: skip
     layout = "official"
     positions_by_default = False
     gates_by_default = "full"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .._group import differs, digest, refused_by, size
 from .._group_wire import Wire, pack, process_group, unpack
-from .rows import Rows
+from .rows import WHOLE, Rows
 
 
 class Shard:
@@ -89,8 +89,7 @@ def arrange(group, h, cu_seqlens, refused) -> Rows:
         fresh[:, ends] = True
         fresh = fresh[:, shard.offset : shard.offset + time].to(h.device)
     positions = torch.arange(shard.offset, shard.offset + time, device=h.device)[None]
-    shared = {"mask": None, "seq_start": None, "moves": None, "positions": positions}
-    return Rows(shared | {"cu_seqlens": ends, "fresh": fresh, "shard": shard})
+    return Rows(WHOLE | {"positions": positions, "cu_seqlens": ends, "fresh": fresh, "shard": shard})
 
 
 @torch.compiler.disable

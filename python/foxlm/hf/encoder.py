@@ -48,6 +48,8 @@ class FoxEncoderAttention(FoxAttention):
     def forward(self, x, *args, output_attentions=False, **options):
         if output_attentions:
             raise ValueError("output_attentions is not supported in encoders; `fox inspect` draws their attention")
+        if options.get("pairs") is not None:
+            raise ValueError("attention_mask has four dimensions, which is not supported in encoders; give one of two")
         return super().forward(x, *args, **options)
 
 
@@ -55,6 +57,7 @@ class FoxEncoderModel(FoxModel):
     """Embedding, blocks, final norm."""
 
     config_class = FoxEncoderConfig
+    _supports_sdpa = False
 
     def __init__(self, config: FoxEncoderConfig):
         super().__init__(config)
@@ -73,6 +76,7 @@ class FoxForMaskedLM(FoxPreTrainedModel):
     """An encoder with an output projection. `labels` `[B, T]` are not shifted; -100 marks positions without a loss."""
 
     config_class = FoxEncoderConfig
+    _supports_sdpa = False
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
 
     def __init__(self, config: FoxEncoderConfig):

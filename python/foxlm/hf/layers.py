@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .._attention import forgetting_attention
+from . import weights
 from .configuration import FoxConfig
+from .rows import Moves
 
 # QK-norms have this epsilon in both code bases, whatever norm_eps is.
 QK_NORM_EPS = 1e-5
@@ -96,26 +98,28 @@ class FoxAttention(nn.Module):
             norm = lambda width, heads: RMSNorm(self.head_dim if shared else width, QK_NORM_EPS, 1 if shared else heads)
             self.q_norm, self.k_norm = norm(width, heads), norm(kv_width, config.kv_heads)
 
-    def _project(self, proj, x, mask, moves, fresh, previous):
+    def _project(self, proj, x, now, last, before, fresh, previous):
         """A projection `[B, T, .]`, shifted where it is to be, and the raw one of the last token that is not masked.
-        Sequences begin where `fresh`."""
+        `now` `[B, T]`, `last` and `before` are those of `rows.Rows`; sequences begin where `fresh`."""
         if not isinstance(proj, ShiftLinear):
             return proj(x), None
         raw = proj.linear(x)
         first = torch.zeros_like(raw[:, :1]) if previous is None else previous[:, None]
-        last = raw
-        if moves is not None:
-            last = moves.take(torch.cat((first, raw), 1), moves.last)
-        elif mask is not None:
-            last = raw * mask[:, -raw.shape[1] :, None]
-        before = torch.cat((first, last[:, :-1]), 1)
+        kept = raw
+        if last is not None:
+            kept = Moves.take(torch.cat((first, raw), 1), last)
+        elif now is not None:
+            kept = raw * now[..., None]
+        if before is not None:
+            shifted = Moves.take(torch.cat((first, raw), 1), before)
+        else:
+            shifted = torch.cat((first, kept[:, :-1]), 1)
         if fresh is not None:
-            before = before.masked_fill(fresh[..., None], 0)
+            shifted = shifted.masked_fill(fresh[..., None], 0)
         # With tensor parallelism there are the heads of this rank alone.
         ratio = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
-        before, now = (y.unflatten(-1, (ratio.shape[-2], -1)) for y in (before, raw))
-        shifted = ratio * before + (1 - ratio) * now
-        return shifted.flatten(-2), last
+        shifted, own = (y.unflatten(-1, (ratio.shape[-2], -1)) for y in (shifted, raw))
+        return (ratio * shifted + (1 - ratio) * own).flatten(-2), kept
 
     def _log_gates(self, x):
         config = self.config
@@ -149,8 +153,13 @@ class FoxAttention(nn.Module):
         x,
         positions,
         mask=None,
+        now=None,
+        last=None,
+        before=None,
         seq_start=None,
         moves=None,
+        pairs=None,
+        at=None,
         cu_seqlens=None,
         fresh=None,
         past_key_values=None,
@@ -158,16 +167,16 @@ class FoxAttention(nn.Module):
         shard=None,
     ):
         """x `[B, T, D]`: `[B, T, D]`, and the attention weights `[B, H, T, N]` where they are asked for. With `shard`
-        these are the tokens of one rank, and `cu_seqlens` those of all."""
+        these are the tokens of one rank, and `cu_seqlens` those of all. The other arguments are those of `rows.Rows`."""
         config = self.config
         state = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        before = (None, None) if state is None else state.last_raw()
+        held = (None, None) if state is None else state.last_raw()
         if shard is not None and (config.use_k_shift or config.use_v_shift):
             row = shard.previous_row(x)
-            before = [p.linear(row)[:, 0] if isinstance(p, ShiftLinear) else None for p in (self.k_proj, self.v_proj)]
+            held = [p.linear(row)[:, 0] if isinstance(p, ShiftLinear) else None for p in (self.k_proj, self.v_proj)]
         q = self.q_proj(x)
-        k, raw_keys = self._project(self.k_proj, x, mask, moves, fresh, before[0])
-        v, raw_values = self._project(self.v_proj, x, mask, moves, fresh, before[1])
+        k, raw_keys = self._project(self.k_proj, x, now, last, before, fresh, held[0])
+        v, raw_values = self._project(self.v_proj, x, now, last, before, fresh, held[1])
         if config.qk_norm:
             q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
@@ -177,27 +186,32 @@ class FoxAttention(nn.Module):
         if state is not None:
             gates = None if log_gates is None else log_gates.transpose(1, 2)
             extras = {"log_gates": gates, "raw_keys": raw_keys, "raw_values": raw_values}
+            own = k, v, log_gates
             k, v = past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx, extras)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
             log_gates = None if log_gates is None else state.log_gates.transpose(1, 2)
+            if at is None and state.is_compileable:
+                # The first tokens of a static cache: the rest of it is empty.
+                k, v, log_gates = own
         window = None if config.layout == "fla" else config.window_size
-        options = {"seq_start": seq_start, "cu_seqlens": cu_seqlens, "window": window}
-        weights = None
-        if output_attentions:
-            weights = attention_weights(q, k, log_gates, mask, fresh, window)
-        if cu_seqlens is not None:
-            # Packed sequences are in one row.
-            q, k, v = (y.flatten(0, 1)[None] for y in (q, k, v))
-            log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
-        if weights is not None:
-            # From the weights themselves, so that gradients flow through them.
-            v = v.reshape(x.shape[0], -1, *v.shape[2:]).repeat_interleave(q.shape[2] // v.shape[2], 2)
-            o = torch.einsum("bhij,bjhd->bihd", weights, v.to(weights.dtype))
+        seen_weights = None
+        if output_attentions or at is not None or pairs is not None or config._attn_implementation == "sdpa":
+            keys = k.shape[1]
+            at = torch.arange(keys - x.shape[1], keys, device=x.device) if at is None else at
+            seen = weights.visible(mask, fresh, pairs, window, at, x.shape[0], keys)
+            o, seen_weights = weights.attention(q, k, v, log_gates, seen, mask, pairs, at, output_attentions)
+            if seen_weights is not None and state is not None and state.is_compileable:
+                seen_weights = F.pad(seen_weights, (0, state.max_cache_len - keys))
         else:
+            if cu_seqlens is not None:
+                # Packed sequences are in one row.
+                q, k, v = (y.flatten(0, 1)[None] for y in (q, k, v))
+                log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
             if moves is not None:
                 q = moves.take(q, moves.queries)
                 k, v, log_gates = (None if y is None else moves.take(y, moves.keys) for y in (k, v, log_gates))
             keys, group = (k.shape[1], None) if shard is None else (shard.total, shard.group)
+            options = {"seq_start": seq_start, "cu_seqlens": cu_seqlens, "window": window}
             o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(keys), group=group)
             o = o if moves is None else moves.take(o, moves.results)
         o = o.reshape(*x.shape[:2], -1)
@@ -206,30 +220,7 @@ class FoxAttention(nn.Module):
         if config.use_output_gate:
             z = getattr(self, self.output_gate_name)(x)
             o = o * (F.silu(z) if config.ogate_act == "silu" else torch.sigmoid(z))
-        return self.o_proj(o.to(x.dtype)), weights
-
-
-def attention_weights(q, k, log_gates, mask, fresh, window):
-    """The weights of `forgetting_attention` as a matrix `[B, H, M, N]`: for inspection, memory grows with `M N`."""
-    (_, m, h, d), n = q.shape, k.shape[1]
-    k = k.repeat_interleave(h // k.shape[2], 2)
-    s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * d**-0.5
-    if log_gates is not None:
-        gates = log_gates if mask is None else log_gates.masked_fill(~mask[..., None], 0)
-        c = gates.transpose(1, 2).double().cumsum(-1)
-        s = s + (c[:, :, n - m :, None] - c[:, :, None]).float()
-    j = torch.arange(n, device=q.device)[None]
-    seen = (j[:, None] <= j[:, n - m :, None]).expand(q.shape[0], m, n)
-    if mask is not None:
-        # Masked tokens do not count.
-        seen, j = seen & mask[:, None], mask.cumsum(1)
-    if window is not None:
-        seen = seen & (j[:, n - m :, None] - j[:, None] < window)
-    if fresh is not None:
-        sequence = fresh.flatten().cumsum(0).view(fresh.shape)
-        seen = seen & (sequence[:, :, None] == sequence[:, None])
-    weights = s.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
-    return weights.nan_to_num().to(q.dtype)
+        return self.o_proj(o.to(x.dtype)), seen_weights
 
 
 class FoxMLP(nn.Module):

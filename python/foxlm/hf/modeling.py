@@ -13,10 +13,10 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from . import context
-from .cache import FoxCache, adopt
+from .cache import FoxCache, adopt, static_places
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
 from .layers import FoxAttention, FoxBlock, RMSNorm, gate_biases
-from .rows import arrange
+from .rows import arrange, arrange_static
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,10 +33,19 @@ class FoxPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["FoxBlock"]
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embeddings"
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
 
     def __init__(self, config, *arguments, **kwargs):
         super().__init__(config, *arguments, **kwargs)
         _name_adapter_targets(config.model_type)
+
+    def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
+        """foxlm's own op unless "sdpa" is asked for, which computes the same by PyTorch alone. Others know no gates."""
+        chosen = super().get_correct_attn_implementation(requested_attention or "eager", is_init_check)
+        if chosen not in ("eager", "sdpa"):
+            raise ValueError(f'attn_implementation is "{chosen}", which has no forget gates; use "eager" or "sdpa"')
+        return chosen
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -114,12 +123,14 @@ class FoxModel(FoxPreTrainedModel):
         Args:
             input_ids: `[B, T]`, or `inputs_embeds` `[B, T, D]`.
             attention_mask: `[B, past + T]`, 0 for tokens that are not there, anywhere: results are those of the row
-                without them. At a masked token stands the result of the last token before it.
+                without them. At a masked token stands the result of the last token before it. Or `[B, 1, T, past + T]`,
+                a row for each new token: true or 0 for the tokens it sees, and the gates of the others do not count.
+                With a static cache also as wide as the cache.
             position_ids: `[B, T]`, for rotary positions. Without padding and cache a jump in them begins a new packed
                 sequence, as everywhere in this library.
             cu_seqlens: 0 and the ends of packed sequences, with a batch of one row; also as `cu_seq_lens_q`, or as
                 `seq_idx` `[B, T]`.
-            past_key_values: a `FoxCache`, or a `DynamicCache`, which is filled.
+            past_key_values: a `FoxCache`, or a `DynamicCache` or `StaticCache`, which is filled.
             output_attentions: weights `[B, H, T, N]` of every layer; their memory grows with `T N`.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -138,13 +149,14 @@ class FoxModel(FoxPreTrainedModel):
                 "position_ids": position_ids is not None, "seq_idx": seq_idx is not None,
                 "output_attentions": bool(config.output_attentions if output_attentions is None else output_attentions),
                 "attention_mask": attention_mask is not None and not bool((attention_mask != 0).all()),
+                'attn_implementation="sdpa"': config._attn_implementation == "sdpa",
             }  # fmt: skip
             rows, use_cache = context.arrange(group, h, cu_seqlens, _sharding_refuses(given)), False
             past_key_values = None
         cache = None if past_key_values is None else adopt(past_key_values, self)
-        past = 0 if cache is None else cache.get_seq_length()
         if group is None:
-            rows = arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, h.device)
+            packing = cu_seqlens, seq_idx
+            rows = self._arrange(attention_mask, position_ids, packing, batch, time, cache, h.device)
         if cache is None and use_cache:
             cache = FoxCache(len(self.layers))
         if rows.shared["cu_seqlens"] is not None and cache is not None:
@@ -167,6 +179,26 @@ class FoxModel(FoxPreTrainedModel):
             attentions=tuple(attentions) if wanted else None,
         )
         return out if _as_dict(config, return_dict) else out.to_tuple()
+
+    def _arrange(self, attention_mask, position_ids, packing, batch, time, cache, device):
+        """How the tokens of one call belong together, with or without a cache."""
+        places, config = static_places(cache), self.config
+        past = 0 if cache is None else cache.get_seq_length()
+        filled = not cache.layers[0].empty if places else past > 0
+        if filled and attention_mask is not None and attention_mask.ndim == 4:
+            if config.use_k_shift or config.use_v_shift:
+                raise ValueError("attention_mask has four dimensions with a cache; shifted keys need one of two")
+        if places and filled:
+            if any(x is not None for x in packing):
+                raise ValueError("packed sequences (cu_seqlens or seq_idx) with padding or a cache; give one of them")
+            # Not the tensor that the cache changes.
+            return arrange_static(attention_mask, position_ids, batch, past + 0, time, places, device)
+        if places:
+            past = 0
+            # As wide as the cache: the other places are empty.
+            if attention_mask is not None and attention_mask.shape[-1] == places:
+                attention_mask = attention_mask[..., :time]
+        return arrange(attention_mask, position_ids, *packing, batch, past, time, device)
 
 
 def _sharding_refuses(given):
@@ -225,6 +257,7 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
     _tp_plan = {"lm_head": "colwise_rep"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
     model_class = FoxModel
 
     def __init__(self, config: FoxConfig):
@@ -244,6 +277,14 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         positions = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
         mask = model_kwargs.get("attention_mask")
         return positions if mask is None or mask.ndim != 2 else (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask=None, past_key_values=None, **_):
+        """The mask of two dimensions for `generate` with a static cache, as wide as the cache: compiled once."""
+        if attention_mask is None:
+            return None
+        places = past_key_values.layers[0].max_cache_len
+        return F.pad(attention_mask, (0, max(places - attention_mask.shape[-1], 0)))
 
     def context_parallel(self, group: ProcessGroup | DeviceMesh | None) -> Self:
         """As `FoxModel.context_parallel`. `labels` are those of the chunk, and the loss is such that its mean over the

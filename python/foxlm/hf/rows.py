@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional as F
 
 
 @dataclass
@@ -16,8 +17,6 @@ class Moves:
     # Which new token is at each of the last places `[B, T]`, and where the result of each new token is found `[B, T]`.
     queries: torch.Tensor
     results: torch.Tensor
-    # The last new token up to each that is not masked, counted from 1; 0 where there is none `[B, T]`.
-    last: torch.Tensor
 
     @staticmethod
     def take(x, index):
@@ -29,24 +28,35 @@ class Moves:
 class Rows:
     """How the tokens of one call belong together."""
 
-    # Arguments that every block gets.
+    # Arguments that every block gets, each None where it is not needed: `positions` `[B or 1, T]`; `mask` `[B, N]` and
+    # `now` `[B, T]`, which tokens are not masked, of all and of the new ones; `last` and `before` `[B, T]`, the last new
+    # token up to each that is not masked, and the one before each, counted from 1, 0 for the last of the cache;
+    # `seq_start` `[B]`; `moves`; `pairs` `[B, T, N]`, which tokens each sees; `at` `[T]`, where the new tokens are in a
+    # static cache; `cu_seqlens`, and where its sequences begin, `fresh` `[B, T]`.
     shared: dict = field(default_factory=dict)
 
     def restore(self, h):
         """Hidden states `[B, T, D]`; a masked token has that of the last token before it that is not masked."""
-        moves = self.shared["moves"]
-        return h if moves is None else Moves.take(h, (moves.last - 1).clamp(min=0))
+        last = self.shared["last"]
+        return h if last is None else Moves.take(h, (last - 1).clamp(min=0))
+
+
+# What a row without masked tokens needs.
+WHOLE = dict.fromkeys(("mask", "now", "last", "before", "seq_start", "moves", "pairs", "at", "cu_seqlens", "fresh"))
 
 
 def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, device) -> Rows:
-    """`attention_mask` `[B, past + T]`, `position_ids` `[B or 1, T]`, `cu_seqlens` `[N + 1]`, `seq_idx` `[B or 1, T]`:
-    each may be None."""
+    """`attention_mask` `[B, past + T]` or `[B or 1, 1, T, past + T]`, `position_ids` `[B or 1, T]`, `cu_seqlens`
+    `[N + 1]`, `seq_idx` `[B or 1, T]`: each may be None."""
     compiling = torch.compiler.is_compiling()
-    if position_ids is not None:
-        if position_ids.ndim == 1:
-            position_ids = position_ids[None]
-        if position_ids.shape[-1] != time or position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch):
-            raise ValueError(f"position_ids have shape {list(position_ids.shape)}, expected {[batch, time]}")
+    position_ids = _positions(position_ids, batch, time)
+    if attention_mask is not None and attention_mask.ndim == 4:
+        if cu_seqlens is not None or seq_idx is not None:
+            raise ValueError("packed sequences with a mask of four dimensions; give one of them")
+        rows = Rows(WHOLE | _pairs(attention_mask, batch, past, time, past + time, device))
+        default = torch.arange(past, past + time, device=device)[None]
+        rows.shared["positions"] = default if position_ids is None else position_ids
+        return rows
     rows = _masked(attention_mask, batch, past, time, device, compiling)
     if position_ids is None:
         position_ids = torch.arange(past, past + time, device=device)[None]
@@ -72,6 +82,60 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
     return rows
 
 
+def arrange_static(attention_mask, position_ids, batch, past, time, keys, device) -> Rows:
+    """The same for new tokens after `past` others, a tensor, in a static cache of `keys` places. `attention_mask`
+    `[B, at most keys]` or `[B or 1, 1, T, keys]`."""
+    at = past + torch.arange(time, device=device)
+    position_ids = _positions(position_ids, batch, time)
+    shared = WHOLE | {"at": at, "positions": at[None] if position_ids is None else position_ids}
+    if attention_mask is None:
+        return Rows(shared)
+    if attention_mask.ndim == 4:
+        return Rows(shared | _pairs(attention_mask, batch, past, time, keys, device))
+    if attention_mask.shape[0] != batch or attention_mask.shape[-1] > keys or attention_mask.ndim != 2:
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask has shape {shape}, expected {[batch, keys]}: all places of the static cache")
+    mask = F.pad((attention_mask != 0).to(device), (0, keys - attention_mask.shape[-1]))
+    now = mask.index_select(1, at)
+    return Rows(shared | {"mask": mask, "now": now} | _neighbors(now))
+
+
+def _positions(position_ids, batch, time):
+    if position_ids is None:
+        return None
+    if position_ids.ndim == 1:
+        position_ids = position_ids[None]
+    if position_ids.shape[-1] != time or position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch):
+        raise ValueError(f"position_ids have shape {list(position_ids.shape)}, expected {[batch, time]}")
+    return position_ids
+
+
+def _neighbors(now):
+    """`last` and `before` of tokens that are there where `now` `[B, T]`."""
+    count = torch.arange(1, now.shape[1] + 1, device=now.device)
+    last = torch.where(now, count, 0).cummax(1).values
+    return {"last": last, "before": F.pad(last[:, :-1], (1, 0))}
+
+
+def _pairs(attention_mask, batch, past, time, keys, device):
+    """Which tokens each new token sees, from a mask with a row for each: true or 0 where it does, false or a very low
+    number where not."""
+    mask, shape = attention_mask, list(attention_mask.shape)
+    if shape[0] not in (1, batch) or shape[1:] != [1, time, keys]:
+        raise ValueError(f"attention_mask has shape {shape}, expected {[batch, 1, time, keys]}")
+    if mask.dtype != torch.bool:
+        seen = mask == 0
+        if not torch.compiler.is_compiling() and not bool((seen | (mask < -1e4)).all()):
+            raise ValueError("attention_mask has four dimensions and a bias; it must be 0, or below -1e4 to mask a token")
+        mask = seen
+    pairs = mask[:, 0].to(device).expand(batch, time, keys)
+    # The tokens before each that it sees, counted from 1 among the new ones.
+    at = past + torch.arange(time, device=device)
+    count = torch.arange(1, keys + 1, device=device) * (torch.arange(keys, device=device) < at[:, None])
+    before = (count * pairs).amax(-1) - past
+    return {"pairs": pairs, "before": before}
+
+
 def _changes(ids, step, batch, time):
     """Ends of sequences, rows joined, on the host: a new one begins where `ids` do not advance by `step`."""
     if list(ids.shape) not in ([batch, time], [1, time]):
@@ -94,7 +158,7 @@ def _ends(cu_seqlens, batch, time):
 
 def _masked(attention_mask, batch, past, time, device, compiling) -> Rows:
     """Rows with padding on the left, or with masked tokens anywhere, which are moved there for attention."""
-    rows = Rows({"mask": None, "seq_start": None, "moves": None})
+    rows = Rows(dict(WHOLE))
     if attention_mask is None:
         return rows
     total = past + time
@@ -109,15 +173,15 @@ def _masked(attention_mask, batch, past, time, device, compiling) -> Rows:
         padded, torn = torch.stack((hidden.any(), ((hidden != left) & (left < total)).any())).tolist()
         if not padded:
             return rows
-    rows.shared |= {"mask": seen, "seq_start": hidden if compiling else hidden.cpu()}
+    now = seen[:, past:]
+    rows.shared |= {"mask": seen, "now": now, "seq_start": hidden if compiling else hidden.cpu()}
     if torn:
-        keys, now = torch.argsort(seen.to(torch.int8), dim=1, stable=True), seen[:, past:]
-        count = torch.arange(1, time + 1, device=device)
+        keys = torch.argsort(seen.to(torch.int8), dim=1, stable=True)
+        rows.shared |= _neighbors(now)
         rows.shared["moves"] = Moves(
             keys=keys,
             queries=(keys[:, past:] - past).clamp(min=0),
             # The last visible tokens are at the last places.
             results=(time - now.sum(1, keepdim=True) + now.cumsum(1) - 1).clamp(min=0),
-            last=torch.where(now, count, 0).cummax(1).values,
         )
     return rows

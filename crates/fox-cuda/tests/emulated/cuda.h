@@ -88,6 +88,9 @@ inline float bf16_hi(u32 x) { return bf16_to_float(u16(x >> 16)); }
 inline u32 pack_bf16(float lo, float hi) { return float_to_bf16(lo) | u32(float_to_bf16(hi)) << 16; }
 inline float clamp_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
 
+// Shared memory whose size the launch says.
+alignas(16) static u8 emulated_memory[227 << 10];
+
 // Fibers that synchronize: those of a warp, or of the block.
 struct Meeting {
     int members = 0, arrived = 0;

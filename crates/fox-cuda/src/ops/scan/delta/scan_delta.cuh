@@ -21,8 +21,8 @@
 // Scratch is laid out in tiles, one per chunk and head, of widths rounded up to DK and DV.
 //
 // Compile-time: BF16, VEC, DK and DV (multiples of 32), VALUE_COLUMNS (columns of values at a time in delta_prepare and
-// delta_output), CHANNEL, STAGES, STAGES_BWD and STAGES_GRADIENTS (pipeline depths), and
-// the *_BYTES of shared memory that each kernel gets.
+// delta_output), CHANNEL, STAGES, STAGES_BWD and STAGES_GRADIENTS (pipeline depths), NARROW (in the backward, tiles of
+// keys share memory: for keys too wide to be held side by side), and the *_BYTES of shared memory that each kernel gets.
 #pragma once
 #define WARPS_ACROSS 2
 #include "scan.cuh"

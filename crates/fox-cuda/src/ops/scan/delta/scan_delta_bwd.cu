@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare_bwd(const De
 
 struct StatesBwdShared {
     struct Stage {
-        alignas(16) real k[tile_size(CHUNK, DK)], q[tile_size(CHUNK, DK)], y[tile_size(CHUNK, DK)];
+        // Writing keys, queries and Y; with NARROW one after the other.
+        alignas(16) real keys[NARROW ? 1 : 3][tile_size(CHUNK, DK)];
         alignas(16) real d_errors[tile_size(CHUNK, STATE_COLUMNS)], d_out[tile_size(CHUNK, STATE_COLUMNS)];
         Factors factors;
     } stages[STAGES_BWD];
@@ -56,12 +57,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         const int m = segment.count - 1 - n;
         return chunk_head(p, segment.first + m, chunk_of(segment, m), head);
     };
+    auto copy_tile_of = [&](int which, real* tile, const ChunkHead& at) {
+        if (which == 0) copy_writing_keys(tile, p, at);
+        else if (which == 1) copy_queries(tile, p, at);
+        else copy_scratch<CHUNK, DK, DK>(tile, p.y, at, 0);
+    };
+    // Tile 1 or 2 of a stage. With NARROW it replaces the one before, whose readers are waited for.
+    auto tile_of = [&](int which, StatesBwdShared::Stage& stage, const ChunkHead& at) -> const real* {
+        if constexpr (!NARROW) return stage.keys[which];
+        __syncthreads();
+        copy_tile_of(which, stage.keys[0], at);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+        return stage.keys[0];
+    };
     auto prefetch = [&](int n) {
         const ChunkHead at = chunk(n);
         StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
-        copy_writing_keys(stage.k, p, at);
-        copy_queries(stage.q, p, at);
-        copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
+#pragma unroll
+        for (int which = 0; which < (NARROW ? 1 : 3); ++which) copy_tile_of(which, stage.keys[which], at);
         copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.d_errors, p.d_errors, at, column0);
         copy_values<STATE_COLUMNS>(stage.d_out, p.x.d_out, p, at, column0);
         copy_factors(stage.factors, p, at);
@@ -69,11 +84,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
     pipeline_begin<STAGES_BWD>(segment.count, prefetch);
     for (int n = 0; n < segment.count; ++n) {
         pipeline_wait<STAGES_BWD>(n, prefetch);
-        const StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
+        StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
         const Factors& f = stage.factors;
         const ChunkHead at = chunk(n);
         Accumulator<CHUNK, STATE_COLUMNS> d = {};
-        d.template add<DK, RowMajor, RowMajor>(stage.k, KEYS, sh.d_state, COLUMNS);
+        d.template add<DK, RowMajor, RowMajor>(stage.keys[0], KEYS, sh.d_state, COLUMNS);
         // Overlaps with the mma latency.
         pipeline_refill<STAGES_BWD>(n, segment.count, prefetch);
         store_state(p.d_states + at.tile * DK * DV + column0, sh.d_state);
@@ -94,20 +109,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         d.store(sh.writes, COLUMNS);
         __syncthreads();
         d_state.each([&](int i, int, float& x) { x *= whole_decay(f, p, at, i); });
-        d_state.template add<CHUNK, Transposed, RowMajor>(stage.q, KEYS, sh.reads, COLUMNS);
-        d_state.template add<CHUNK, Transposed, RowMajor>(stage.y, KEYS, sh.writes, COLUMNS);
+        d_state.template add<CHUNK, Transposed, RowMajor>(tile_of(1, stage, at), KEYS, sh.reads, COLUMNS);
+        d_state.template add<CHUNK, Transposed, RowMajor>(tile_of(2, stage, at), KEYS, sh.writes, COLUMNS);
         d_state.store(sh.d_state, COLUMNS);
     }
     if (p.d_first) each_element(d_state, p, [&](float x, size_t at) { p.d_first[at] = x; });
 }
+
+static_assert(!NARROW || (STAGES_BWD == 1 && STAGES_GRADIENTS == 1));
+
+constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 struct GradientsShared {
     struct Stage {
         alignas(16) real state[tile_size(DK, STATE_COLUMNS)], d_state[tile_size(DK, STATE_COLUMNS)];
         alignas(16) real d_out[tile_size(CHUNK, STATE_COLUMNS)], errors[tile_size(CHUNK, STATE_COLUMNS)];
         alignas(16) real d_errors[tile_size(CHUNK, STATE_COLUMNS)];
-    } stages[STAGES_GRADIENTS];
-    alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
+    };
+    struct Keys {
+        alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
+    };
+    // With NARROW, queries and keys replace the stages, after the last of them was read.
+    alignas(16) u8 first[NARROW ? larger(sizeof(Stage), sizeof(Keys)) : STAGES_GRADIENTS * sizeof(Stage) + sizeof(Keys)];
     alignas(16) real inverse[tile_size(CHUNK, CHUNK)];
     alignas(16) real x[tile_size(CHUNK, STATE_COLUMNS)];
     // Gradients of Q K^T and of K K^T.
@@ -116,6 +139,11 @@ struct GradientsShared {
     // Partial row sums, one per column of warps, and partial column sums, one per row of warps.
     float dwrite[WARP_COLUMNS * CHUNK], given[WARP_COLUMNS * CHUNK], received[3][WARP_COLUMNS * CHUNK];
     float passed[WARP_ROWS][CHUNK];
+
+    DEVICE Stage& stage(int n) { return reinterpret_cast<Stage*>(first)[n % STAGES_GRADIENTS]; }
+    DEVICE Keys& keys() {
+        return *reinterpret_cast<Keys*>(first + (NARROW ? 0 : STAGES_GRADIENTS * sizeof(Stage)));
+    }
 };
 static_assert(sizeof(GradientsShared) <= GRADIENTS_BYTES);
 
@@ -176,12 +204,13 @@ DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
     auto with = [](const real* keys) {
         return [=](int i, int j, float x) { return x * to_float(keys[i * KEYS + j]); };
     };
-    sums.dk_end.row_sums(sh.given, with(sh.k));
-    sums.dq.row_sums(sh.received[0], with(sh.q));
-    sums.dk_start.row_sums(sh.received[1], with(sh.k));
+    const real *q = sh.keys().q, *k = sh.keys().k;
+    sums.dk_end.row_sums(sh.given, with(k));
+    sums.dq.row_sums(sh.received[0], with(q));
+    sums.dk_start.row_sums(sh.received[1], with(k));
     Accumulator<CHUNK, CHUNK> flow = {}, other = {};
-    flow.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
-    other.template add<DK, RowMajor, Transposed>(sh.k, KEYS, sh.k, KEYS);
+    flow.template add<DK, RowMajor, Transposed>(q, KEYS, k, KEYS);
+    other.template add<DK, RowMajor, Transposed>(k, KEYS, k, KEYS);
     constexpr int GROUPS = Accumulator<CHUNK, CHUNK>::FN;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
@@ -265,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
     const Factors& f = sh.factors;
     constexpr int SLICES = DV / STATE_COLUMNS;
     auto prefetch = [&](int n) {
-        GradientsShared::Stage& stage = sh.stages[n % STAGES_GRADIENTS];
+        GradientsShared::Stage& stage = sh.stage(n);
         const int column = n * STATE_COLUMNS;
         if (n == 0) {
             copy_scratch<CHUNK, CHUNK, CHUNK>(sh.inverse, p.inverse, at, 0);
@@ -276,9 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
         copy_values<STATE_COLUMNS>(stage.d_out, p.x.d_out, p, at, column);
         copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.errors, p.errors, at, column);
         copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.d_errors, p.d_errors, at, column);
-        if (n == SLICES - 1) {
-            copy_keys(sh.q, p.x.q, p, at);
-            copy_keys(sh.k, p.x.k, p, at);
+        if (!NARROW && n == SLICES - 1) {
+            copy_keys(sh.keys().q, p.x.q, p, at);
+            copy_keys(sh.keys().k, p.x.k, p, at);
         }
     };
     Sums sums = {};
@@ -287,7 +316,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
     for (int n = 0; n < SLICES; ++n) {
         pipeline_wait<STAGES_GRADIENTS>(n, prefetch);
         pipeline_refill<STAGES_GRADIENTS>(n, SLICES, prefetch);
-        add_slice(sums, sh, sh.stages[n % STAGES_GRADIENTS], p, at, n * STATE_COLUMNS);
+        add_slice(sums, sh, sh.stage(n), p, at, n * STATE_COLUMNS);
+    }
+    if (NARROW && !CHANNEL) {
+        __syncthreads();
+        copy_keys(sh.keys().q, p.x.q, p, at);
+        copy_keys(sh.keys().k, p.x.k, p, at);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
     }
     sums.dq.each([&](int i, int, float& x) { x *= p.x.scale * f.p[i]; });
     sums.dk_end.each([&](int i, int, float& x) { x *= f.s[i] * f.b[i]; });
@@ -311,13 +348,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
         p.dwrite[size_t(at.chunk.row + t) * p.x.heads + at.head] = sum / f.b[t];
     }
     if constexpr (CHANNEL) return store_channel_gradients(sums, p, at);
-    sums.dq.template add<CHUNK, RowMajor, RowMajor>(sh.d_scores, SQUARE, sh.k, KEYS);
+    const real *q = sh.keys().q, *k = sh.keys().k;
+    sums.dq.template add<CHUNK, RowMajor, RowMajor>(sh.d_scores, SQUARE, k, KEYS);
     store_keys(p.dq, p.dq_parts, p, at, sums.dq);
     Accumulator<CHUNK, DK>& dk = sums.dk_end;
     dk.plus(sums.dk_start);
-    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_scores, SQUARE, sh.q, KEYS);
-    dk.template add<CHUNK, RowMajor, RowMajor>(sh.d_overlaps, SQUARE, sh.k, KEYS);
-    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_overlaps, SQUARE, sh.k, KEYS);
+    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_scores, SQUARE, q, KEYS);
+    dk.template add<CHUNK, RowMajor, RowMajor>(sh.d_overlaps, SQUARE, k, KEYS);
+    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_overlaps, SQUARE, k, KEYS);
     store_keys(p.dk, p.dk_parts, p, at, dk);
 }
 

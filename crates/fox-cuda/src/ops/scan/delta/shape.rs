@@ -42,6 +42,8 @@ pub(crate) struct DeltaShape {
     stages: usize,
     stages_bwd: usize,
     stages_gradients: usize,
+    /// Whether tiles of keys share memory in the backward, where they do not fit side by side.
+    narrow: bool,
 }
 
 impl DeltaShape {
@@ -69,7 +71,9 @@ impl DeltaShape {
             stages: 1,
             stages_bwd: 1,
             stages_gradients: 1,
+            narrow: false,
         };
+        shape.narrow = pass == Pass::Backward && shape.needed(pass) > limit;
         let needed = shape.needed(pass);
         if key_dim > MAX_KEY_DIM || needed > limit {
             return Err(Error::argument(
@@ -90,6 +94,9 @@ impl DeltaShape {
                 && of(value_columns).prepare_bwd().max(of(value_columns).output()) <= half
         };
         let value_columns = best(&[128, 96, 64], &fits, STATE_COLUMNS);
+        if shape.narrow {
+            return Ok(DeltaShape { value_columns, ..shape });
+        }
         let stages = best(&[3, 2], &|n| DeltaShape { stages: n, ..shape }.states() <= limit, 1);
         let stages_bwd =
             best(&[3, 2], &|n| DeltaShape { stages_bwd: n, ..shape }.states_bwd() <= limit, 1);
@@ -111,6 +118,7 @@ impl DeltaShape {
             ("STAGES", self.stages),
             ("STAGES_BWD", self.stages_bwd),
             ("STAGES_GRADIENTS", self.stages_gradients),
+            ("NARROW", usize::from(self.narrow)),
             ("PREPARE_BYTES", self.prepare_bwd()),
             ("STATES_BYTES", self.states()),
             ("STATES_BWD_BYTES", self.states_bwd()),
@@ -168,7 +176,8 @@ impl DeltaShape {
     }
 
     pub(crate) fn states_bwd(&self) -> usize {
-        let stage = 3 * self.keys() + 2 * self.state_columns() + FACTOR_BYTES;
+        let keys = if self.narrow { 1 } else { 3 } * self.keys();
+        let stage = keys + 2 * self.state_columns() + FACTOR_BYTES;
         self.stages_bwd * stage + self.state() + 2 * self.state_columns()
     }
 
@@ -179,9 +188,12 @@ impl DeltaShape {
 
     pub(crate) fn gradients(&self) -> usize {
         let stage = 2 * self.state() + 3 * self.state_columns();
-        let sums = 4 * 14 * CHUNK;
-        let held = 2 * self.keys() + 3 * self.square() + self.state_columns();
-        self.stages_gradients * stage + held + FACTOR_BYTES + sums
+        let (sums, keys) = (4 * 14 * CHUNK, 2 * self.keys());
+        let first = match self.narrow {
+            true => stage.max(keys),
+            false => self.stages_gradients * stage + keys,
+        };
+        first + 3 * self.square() + self.state_columns() + FACTOR_BYTES + sums
     }
 }
 
@@ -192,8 +204,10 @@ pub(super) fn typical() -> Vec<DeltaShape> {
         DeltaShape::new(&spec, channel, bf16, 227 * 1024, Pass::Backward).ok()
     };
     let plain = [(false, true, 128, 128), (false, true, 5, 3), (false, false, 5, 3)];
-    let channel = [(true, true, 128, 128), (true, false, 5, 3)];
-    plain.into_iter().chain(channel).filter_map(of).collect()
+    // The last two are narrow.
+    let channel = [(true, true, 128, 128), (true, false, 5, 3), (true, false, 256, 64)];
+    let plain = plain.into_iter().chain([(false, false, 256, 64)]);
+    plain.chain(channel).filter_map(of).collect()
 }
 
 fn one_head(key_dim: usize, value_dim: usize) -> ScanSpec {
@@ -225,12 +239,26 @@ mod tests {
     }
 
     #[test]
+    fn wide_keys_share_memory_in_the_backward() {
+        let of = |channel, bf16, key_dim, limit| {
+            DeltaShape::new(&one_head(key_dim, 256), channel, bf16, limit, Pass::Backward).unwrap()
+        };
+        for channel in [false, true] {
+            let wide = of(channel, false, 256, HOPPER);
+            assert!(wide.narrow && wide.prepare_bwd() <= HOPPER - STATIC_BYTES);
+            assert!(wide.states_bwd().max(wide.gradients()) <= HOPPER - STATIC_BYTES);
+            assert!(!of(channel, true, 256, HOPPER).narrow && !of(channel, false, 128, HOPPER).narrow);
+            assert!(of(channel, true, 128, SMALL).narrow);
+        }
+    }
+
+    #[test]
     fn oversized_heads_are_rejected() {
         let of = |key_dim, limit, pass| {
             DeltaShape::new(&one_head(key_dim, 128), false, true, limit, pass)
         };
         assert!(of(128, SMALL, Pass::Forward).is_ok());
-        assert!(of(128, SMALL, Pass::Backward).is_err());
+        assert!(of(192, SMALL, Pass::Backward).is_err());
         assert!(of(64, SMALL, Pass::Backward).is_ok());
         assert!(of(257, HOPPER, Pass::Forward).is_err());
     }
