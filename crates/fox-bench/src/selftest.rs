@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
-use fox_cuda::{Candidate, select_candidates};
+use fox_cuda::{Candidate, CandidateCheck, select_candidates};
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, DeviceKind, Error};
@@ -90,11 +90,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if cases {
             passed &= check_cases(args, &device, None, &mut log)?;
         }
-        if device.backend().kind() == DeviceKind::Cuda {
-            for candidate in Candidate::ALL {
-                passed &= check_candidate(args, &device, candidate, &mut log)?;
-            }
-        }
         if decoding {
             passed &= decoding::check(args, &device, &mut log)?;
         }
@@ -109,7 +104,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= packed::check(&device, &mut log)?;
         }
         if slots {
-            passed &= slots::check_steps(args, &device, &mut log)?;
+            passed &= slots::check_steps(args, &device, None, &mut log)?;
+        }
+        if device.backend().kind() == DeviceKind::Cuda {
+            for candidate in Candidate::ALL {
+                passed &= check_candidate(args, &device, candidate, &mut log)?;
+            }
         }
         if greedy {
             passed &= slots::check_greedy(&device, &mut log)?;
@@ -179,7 +179,7 @@ struct Tally {
     worst_name: String,
 }
 
-/// Runs the cases of a kernel that is not the default with that kernel.
+/// Checks a kernel that is not the default.
 fn check_candidate(
     args: &Args,
     device: &Device,
@@ -187,7 +187,11 @@ fn check_candidate(
     log: &mut Log,
 ) -> Result<bool> {
     let before = select_candidates(&[candidate]);
-    let passed = check_cases(args, device, Some(candidate), log);
+    let passed = match candidate.check() {
+        Some(CandidateCheck::Ops(_)) => check_cases(args, device, Some(candidate), log),
+        Some(CandidateCheck::Slots) => slots::check_steps(args, device, Some(candidate), log),
+        None => Ok(true),
+    };
     select_candidates(&before);
     passed
 }
@@ -198,7 +202,11 @@ fn check_cases(
     candidate: Option<Candidate>,
     log: &mut Log,
 ) -> Result<bool> {
-    let wants = |name: &str| args.wants(name) && candidate.is_none_or(|c| name.contains(c.cases()));
+    let own = candidate.and_then(Candidate::check);
+    let wants = |name: &str| match own {
+        Some(CandidateCheck::Ops(text)) => args.wants(name) && name.contains(text),
+        _ => args.wants(name),
+    };
     let (begin, mut tally) = (Instant::now(), Tally::new(args.verbose));
     // Cases are not copied, only made again: the second list gets rounded operands.
     let rounded = all_cases(args)?;

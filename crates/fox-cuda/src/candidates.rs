@@ -5,7 +5,7 @@
 //! leaves this list.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::{Error, Result};
 
@@ -16,25 +16,63 @@ pub enum Candidate {
     AttentionRegisters,
     /// Attention backward on Hopper for bidirectional masks, in place of the portable one.
     AttentionBidirectional,
+    /// Older spans of PaTH attention by the kernels of forgetting attention on Hopper, in bf16 and without pruning.
+    PathSpans,
+    /// The same for Wall attention.
+    WallSpans,
+    /// Decode steps: attention from raw projections to the output norm in one launch. Same bits.
+    DecodeAttend,
+    /// Decode steps: launches between matmuls prefetch weights of coming ones into L2. Same bits.
+    DecodePrefetch,
+    /// Decode steps: matmuls of few rows multiply int8 weights as exact integers. Other bits than those of more rows; if
+    /// this becomes the default, the matmuls of more rows must follow.
+    DecodeExact,
+}
+
+/// What `fox selftest` runs with a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CandidateCheck {
+    /// Op cases whose names contain this.
+    Ops(&'static str),
+    /// Decode steps over slots.
+    Slots,
 }
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 2] =
-        [Candidate::AttentionRegisters, Candidate::AttentionBidirectional];
+    pub const ALL: [Candidate; 7] = [
+        Candidate::AttentionRegisters,
+        Candidate::AttentionBidirectional,
+        Candidate::PathSpans,
+        Candidate::WallSpans,
+        Candidate::DecodeAttend,
+        Candidate::DecodePrefetch,
+        Candidate::DecodeExact,
+    ];
 
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
             Candidate::AttentionRegisters => "attention-registers",
             Candidate::AttentionBidirectional => "attention-bidirectional",
+            Candidate::PathSpans => "path-spans",
+            Candidate::WallSpans => "wall-spans",
+            Candidate::DecodeAttend => "decode-attend",
+            Candidate::DecodePrefetch => "decode-prefetch",
+            Candidate::DecodeExact => "decode-exact",
         }
     }
 
-    /// The text in the names of the self-test cases that it computes.
-    pub fn cases(self) -> &'static str {
+    /// The self-test of the candidate; none where it breaks a promise that the self-test checks.
+    pub fn check(self) -> Option<CandidateCheck> {
         match self {
-            Candidate::AttentionRegisters | Candidate::AttentionBidirectional => "attention",
+            Candidate::AttentionRegisters | Candidate::AttentionBidirectional => {
+                Some(CandidateCheck::Ops("attention"))
+            }
+            Candidate::PathSpans => Some(CandidateCheck::Ops("path_attention")),
+            Candidate::WallSpans => Some(CandidateCheck::Ops("wall")),
+            Candidate::DecodeAttend | Candidate::DecodePrefetch => Some(CandidateCheck::Slots),
+            Candidate::DecodeExact => None,
         }
     }
 
@@ -53,6 +91,9 @@ impl Candidate {
         1 << self as u32
     }
 }
+
+/// Whether decode engines opened from now on run every other step without the selected candidates.
+static ALTERNATING: AtomicBool = AtomicBool::new(false);
 
 fn selected() -> &'static AtomicU32 {
     static SELECTED: OnceLock<AtomicU32> = OnceLock::new();
@@ -77,4 +118,15 @@ pub(crate) fn enabled(candidate: Candidate) -> bool {
 pub fn select(candidates: &[Candidate]) -> Vec<Candidate> {
     let before = selected().swap(bits(candidates), Ordering::Relaxed);
     Candidate::ALL.into_iter().filter(|c| before & c.bit() != 0).collect()
+}
+
+/// Lets decode engines that are opened from now on run every other step without the selected candidates, so that one
+/// process measures both; [`select`] chooses the candidates.
+pub fn alternate_steps(alternate: bool) {
+    ALTERNATING.store(alternate, Ordering::Relaxed);
+}
+
+/// See [`alternate_steps`].
+pub(crate) fn steps_alternate() -> bool {
+    ALTERNATING.load(Ordering::Relaxed)
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use fox_cuda::{Candidate, alternate_steps, select_candidates};
 use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, ScoredToken};
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
@@ -60,9 +61,20 @@ pub struct Args {
     /// Also report the median device time of a step, or of each kind of step
     #[arg(long)]
     profile: bool,
+    /// Run every other step with these candidates of `FOX_CANDIDATES`, e.g. decode-attend; needs --profile
+    #[arg(long, value_name = "NAMES", value_parser = candidate_list, requires = "profile")]
+    candidates: Option<CandidateList>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Candidates of the CUDA backend.
+#[derive(Clone, Debug)]
+struct CandidateList(Vec<Candidate>);
+
+fn candidate_list(names: &str) -> std::result::Result<CandidateList, String> {
+    Candidate::list(names).map(CandidateList).map_err(|error| error.to_string())
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -94,6 +106,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             resident: resident == "yes",
             ..args.engine.options(longest, args.weights, &device)?
         };
+        if let Some(CandidateList(list)) = &args.candidates {
+            select_candidates(list);
+            alternate_steps(true);
+        }
         let begin = Instant::now();
         let engine = Engine::start(model, options)?;
         let start_s = begin.elapsed().as_secs_f64();

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use fox_cache::{SequenceState, SlotSequence, Slots};
+use fox_cuda::Candidate;
 use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, DeviceKind, Segments, Tape, TokenDraw};
@@ -130,7 +131,13 @@ pub(super) fn cases() -> Vec<SlotCase> {
 }
 
 /// Decode steps of models.
-pub(super) fn check_steps(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
+/// Decode steps of all models, with the candidate where one is selected.
+pub(super) fn check_steps(
+    args: &Args,
+    device: &Device,
+    candidate: Option<Candidate>,
+    log: &mut Log,
+) -> Result<bool> {
     let gpu = device.backend().kind() == DeviceKind::Cuda;
     let mut passed = true;
     for case in cases() {
@@ -140,11 +147,14 @@ pub(super) fn check_steps(args: &Args, device: &Device, log: &mut Log) -> Result
         let model = model_of(case.name, case.config.clone(), device)?;
         let Some(checked) = check_model(&model, &case)? else { continue };
         let figures = json!({
-            "name": case.name, "error": checked.error, "tolerance": Checked::tolerance(device),
+            "name": case.name, "candidate": candidate.map(Candidate::name), "error": checked.error,
+            "tolerance": Checked::tolerance(device),
             "steps": case.steps, "steps_that_depend_on_the_batch": checked.differences,
             "wrong_tokens": checked.wrong_tokens,
         });
-        passed &= log.check(checked.passed(device), &checked.describe(&case, device), figures)?;
+        let with = candidate.map_or(String::new(), |c| format!("  {}:", c.name()));
+        let text = with + &checked.describe(&case, device);
+        passed &= log.check(checked.passed(device), &text, figures)?;
     }
     Ok(passed)
 }

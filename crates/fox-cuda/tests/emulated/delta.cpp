@@ -105,12 +105,8 @@ static void run(const Problem& t, Memory& m) {
     start({chunks, heads, DK / 32}, [&] { delta_channel_gradients(p); });
 #endif
     if (t.heads == t.key_heads) return;
-    ShareKeys share = {};
-    share.count = m.k.size(), share.p = p;
-    for (int which = 0; which < 2; ++which) {
-        share.out = which ? p.dk : p.dq, share.parts = which ? p.dk_parts : p.dq_parts;
-        start({1, 1, 1}, [&] { delta_share_keys(share); });
-    }
+    start({1, 1, 1}, [&] { delta_share_keys(p.dq, p.dq_parts, m.q.size(), p); });
+    start({1, 1, 1}, [&] { delta_share_keys(p.dk, p.dk_parts, m.k.size(), p); });
 }
 
 template <class T>

@@ -1,6 +1,8 @@
 //! The Hopper kernels on queries that each see all keys of one span: the older spans of PaTH attention.
 
 use super::forward::ForwardPlan;
+use fox_tensor::Mask;
+
 use super::rows::dq_scratch_len;
 use super::tiles::hopper_backward;
 use super::tiling::{SpanTables, Tiling};
@@ -45,13 +47,13 @@ pub(in crate::ops) struct SpanGradients<'a, T> {
 /// Elements of [`SpanGradients::dq`] for `rows` queries of all heads.
 pub(in crate::ops) fn dq_len(head_dim: usize, rows: usize) -> usize {
     // Two halves of 64 x 64 are 128 queries of up to 64 columns, or 64 queries.
-    rows / if head_dim <= 64 { 128 } else { 64 } * dq_scratch_len()
+    rows / if head_dim <= 64 { 128 } else { 64 } * dq_scratch_len(Mask::Causal)
 }
 
 impl<T: Float> Attention<'_, T> {
     /// Whether there are kernels for spans.
     pub(in crate::ops) fn has_span_kernels(&self) -> bool {
-        let backward = hopper_backward(self.spec.head_dim, self.features());
+        let backward = hopper_backward(self.spec.head_dim, self.features(), false);
         self.uses_wgmma() && self.spec.window.is_none() && backward.is_some()
     }
 

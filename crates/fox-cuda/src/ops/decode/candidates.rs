@@ -1,30 +1,21 @@
-//! Candidates for the launches of decode steps: to be made the default or deleted by the next measurement.
-//!
-//! The environment variable `FOX_DECODE_CANDIDATES` lists some of them, e.g. `attend,prefetch`. With the word `alternate`
-//! in the list, every other step runs as if the list were empty, and `fox bench throughput --profile` prints the medians
-//! of both kinds of steps: one process, one start of the machine. Predictions are in `NOTES.md`.
+//! Where the candidates for the launches of decode steps apply. Predictions are in `NOTES.md`.
 
 use fox_tensor::INT8_BLOCK;
 
 use super::kernels::{FEW_ROWS, Int8Weights};
 use super::params::{DecodeMatrix, DecodeRange};
 use super::weights::DeviceWeights;
-use crate::{Error, Generation, Result};
-
-/// The environment variable.
-const VARIABLE: &str = "FOX_DECODE_CANDIDATES";
+use crate::Generation;
+use crate::candidates::{Candidate, enabled, steps_alternate};
 
 /// Candidates that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Candidates {
-    /// Attention from raw projections to the output norm in one launch, on Hopper for more than [`FEW_ROWS`] rows and as
-    /// many key heads as query heads. Same bits.
+    /// [`Candidate::DecodeAttend`], on Hopper for more than [`FEW_ROWS`] rows and as many key heads as query heads.
     pub(super) attend: bool,
-    /// Thread blocks of the launches between matmuls prefetch weights of coming ones into L2, for at most
-    /// [`PREFETCH_ROWS`] rows on Hopper and later. Same bits.
+    /// [`Candidate::DecodePrefetch`], for at most [`PREFETCH_ROWS`] rows on Hopper and later.
     pub(super) prefetch: bool,
-    /// Matmuls of at most [`FEW_ROWS`] rows multiply int8 weights as exact integers. Other bits than those of more rows and
-    /// of plain steps; if this becomes the default, the matmuls of more rows must follow.
+    /// [`Candidate::DecodeExact`], for at most [`FEW_ROWS`] rows.
     pub(super) exact: bool,
 }
 
@@ -38,6 +29,17 @@ pub(super) const PREFETCH_LAYERS: usize = 2;
 const PREFETCH_BYTES: usize = 12 << 20;
 
 impl Candidates {
+    /// Those of the kinds of steps that follow each other in turn.
+    pub(super) fn of_steps() -> Vec<Candidates> {
+        let selected = Candidates {
+            attend: enabled(Candidate::DecodeAttend),
+            prefetch: enabled(Candidate::DecodePrefetch),
+            exact: enabled(Candidate::DecodeExact),
+        };
+        let plain = steps_alternate().then(Candidates::default);
+        plain.into_iter().chain([selected]).collect()
+    }
+
     /// How matmuls of at most [`FEW_ROWS`] rows read int8 weights.
     pub(super) fn int8_weights(self, weights: &DeviceWeights) -> Int8Weights {
         let widths = [weights.width, weights.heads_width, weights.inner];
@@ -76,60 +78,9 @@ pub(super) fn ranges(matrices: [(DecodeMatrix, usize); 2]) -> [DecodeRange; 2] {
     })
 }
 
-/// The choice of a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) on: Candidates,
-    /// Whether every other step runs without them.
-    pub(super) alternate: bool,
-}
-
-impl Choice {
-    pub(super) fn from_environment() -> Result<Self> {
-        Self::parse(&std::env::var(VARIABLE).unwrap_or_default())
-    }
-
-    fn parse(list: &str) -> Result<Self> {
-        let mut choice = Choice::default();
-        for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            match name {
-                "attend" => choice.on.attend = true,
-                "exact" => choice.on.exact = true,
-                "prefetch" => choice.on.prefetch = true,
-                "alternate" => choice.alternate = true,
-                _ => {
-                    let detail = format!(
-                        "no candidate {name}; there are attend, exact, prefetch and alternate"
-                    );
-                    return Err(Error::argument(VARIABLE, detail));
-                }
-            }
-        }
-        Ok(choice)
-    }
-
-    /// The kinds of steps that follow each other in turn.
-    pub(super) fn kinds(self) -> Vec<Candidates> {
-        let plain = self.alternate.then(Candidates::default);
-        plain.into_iter().chain([self.on]).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_name_candidates() {
-        let on = Candidates { attend: true, ..Candidates::default() };
-        let parse = |list: &str| Choice::parse(list).map(Choice::kinds).map_err(|e| e.to_string());
-        assert_eq!(parse(""), Ok(vec![Candidates::default()]));
-        assert_eq!(parse("attend"), Ok(vec![on]));
-        assert_eq!(parse("attend, alternate"), Ok(vec![Candidates::default(), on]));
-        let both = Candidates { prefetch: true, ..on };
-        assert_eq!(parse("attend,prefetch"), Ok(vec![both]));
-        assert!(parse("atend").unwrap_err().contains("no candidate atend"));
-    }
 
     #[test]
     fn prefetched_ranges_share_the_limit() {

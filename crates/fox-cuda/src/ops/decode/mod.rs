@@ -25,7 +25,7 @@ use crate::backend::storage::memory;
 use crate::ops::paged::{DeviceTable, Writes};
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
-use candidates::Choice;
+use candidates::Candidates;
 use graph::Graph;
 pub(super) use kernels::variants;
 use kernels::{BUCKETS, MAX_ROWS, bucket_of, kv_splits};
@@ -91,7 +91,7 @@ impl Cuda {
         let weights = self.device_weights(model)?;
         let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
         let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
-        let kinds = Choice::from_environment()?.kinds().into_iter();
+        let kinds = Candidates::of_steps().into_iter();
         let kinds =
             kinds.map(|kind| Steps::new(&self.gpu, buckets, &weights, kind, mode.overlapping));
         let raw = 2 * shape.kv_heads * shape.head_dim;

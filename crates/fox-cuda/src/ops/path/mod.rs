@@ -17,6 +17,7 @@ use super::attention::tiling::Tiling;
 use super::attention::{self, Attention};
 use crate::backend::storage::Activation;
 use crate::backend::{Cuda, Operand, Precision};
+use crate::candidates::Candidate;
 use crate::{Buffer, Error, Float, Result};
 use params::PathParams;
 use passes::{Pass, PathShape, WALK};
@@ -57,7 +58,7 @@ impl<'a, T: Float> PathCall<'a, T> {
         };
         let tiling = attention.tiling(&tile)?;
         let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
-        let span_blocks = spans::span_blocks(attention, bounds.is_some());
+        let span_blocks = spans::span_blocks(attention, Candidate::PathSpans, bounds.is_some());
         let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
             PathTable::new(gpu, &spec.segments, span_blocks)
         })?;

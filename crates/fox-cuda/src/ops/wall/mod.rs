@@ -13,6 +13,7 @@ use super::attention::{self, Attention, BackwardPlan};
 use super::path::PathTable;
 use super::path::spans::span_blocks;
 use super::path::table::{PathSpan, PathTile};
+use crate::candidates::Candidate;
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Float, Generation, Result, Source};
@@ -223,7 +224,7 @@ impl<T: Float> Wall<'_, T> {
         };
         // With grouped heads, query heads share values but not keys.
         let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
-        let span_blocks = span_blocks(&self.attention, refused);
+        let span_blocks = span_blocks(&self.attention, Candidate::WallSpans, refused);
         let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
             PathTable::new(gpu, &spec.segments, span_blocks)
         })?;

@@ -118,8 +118,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
 
 static_assert(!NARROW || (STAGES_BWD == 1 && STAGES_GRADIENTS == 1));
 
-constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 struct GradientsShared {
     struct Stage {
         alignas(16) real state[tile_size(DK, STATE_COLUMNS)], d_state[tile_size(DK, STATE_COLUMNS)];
@@ -130,7 +128,9 @@ struct GradientsShared {
         alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
     };
     // With NARROW, queries and keys replace the stages, after the last of them was read.
-    alignas(16) u8 first[NARROW ? larger(sizeof(Stage), sizeof(Keys)) : STAGES_GRADIENTS * sizeof(Stage) + sizeof(Keys)];
+    static constexpr size_t BOTH = STAGES_GRADIENTS * sizeof(Stage) + sizeof(Keys);
+    static constexpr size_t LARGER = sizeof(Stage) > sizeof(Keys) ? sizeof(Stage) : sizeof(Keys);
+    alignas(16) u8 first[NARROW ? LARGER : BOTH];
     alignas(16) real inverse[tile_size(CHUNK, CHUNK)];
     alignas(16) real x[tile_size(CHUNK, STATE_COLUMNS)];
     // Gradients of Q K^T and of K K^T.

@@ -247,7 +247,9 @@ mod tests {
             let wide = of(channel, false, 256, HOPPER);
             assert!(wide.narrow && wide.prepare_bwd() <= HOPPER - STATIC_BYTES);
             assert!(wide.states_bwd().max(wide.gradients()) <= HOPPER - STATIC_BYTES);
-            assert!(!of(channel, true, 256, HOPPER).narrow && !of(channel, false, 128, HOPPER).narrow);
+            assert!(
+                !of(channel, true, 256, HOPPER).narrow && !of(channel, false, 128, HOPPER).narrow
+            );
             assert!(of(channel, true, 128, SMALL).narrow);
         }
     }
