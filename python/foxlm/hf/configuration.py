@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _SUMMED = "replicated_with_grad_allreduce"
 
 
+# Styles for activations that all ranks hold before and after, under the names of this version of transformers.
+if "colwise_gather_output" in ALL_PARALLEL_STYLES:
+    GATHERED, SPLIT = "colwise_gather_output", "rowwise_split_input"
+else:
+    GATHERED, SPLIT = "colwise_rep", "rowwise_rep"
+
+
 class FoxConfig(PretrainedConfig):
     """The official layout. `FoxConfig.pro(...)` and `FoxConfig.llama(...)` are the published architectures.
 
@@ -206,10 +213,13 @@ class FoxConfig(PretrainedConfig):
     def base_model_tp_plan(self) -> dict[str, str]:
         """How the library shards the matrices over GPUs: by heads. Where norms or gate biases of all heads are one
         tensor, outputs are gathered, and every GPU computes the attention of all heads."""
+        given: dict[str, str] | None = self.__dict__.get("base_model_tp_plan")
+        if given is not None:
+            return given
         shared = self.qk_norm_share_param_across_head and _SUMMED in ALL_PARALLEL_STYLES
         norms = self.use_output_norm or (self.qk_norm and not shared)
         by_head = self.fgate_type in ("full", "none") and not norms
-        into, out = ("colwise", "rowwise") if by_head else ("colwise_rep", "rowwise_rep")
+        into, out = ("colwise", "rowwise") if by_head else (GATHERED, SPLIT)
         fla = self.layout == "fla"
         names = ["q_proj"]
         for name, shifted in (("k_proj", self.use_k_shift), ("v_proj", self.use_v_shift)):
@@ -224,8 +234,14 @@ class FoxConfig(PretrainedConfig):
         elif "packed_colwise" in ALL_PARALLEL_STYLES:
             wide, narrow = {"gate_proj": "packed_colwise"}, "rowwise"
         else:
-            wide, narrow = {"gate_proj": "colwise_rep"}, "rowwise_rep"
+            wide, narrow = {"gate_proj": GATHERED}, SPLIT
         return plan | {f"layers.*.mlp.{name}": style for name, style in (wide | {"down_proj": narrow}).items()}
+
+    @base_model_tp_plan.setter
+    def base_model_tp_plan(self, plan):
+        # Configurations are written without this key. The library itself adds tied embeddings, under its own name.
+        names = {"embed_tokens": "embeddings"}
+        self.__dict__["base_model_tp_plan"] = plan and {names.get(name, name): style for name, style in plan.items()}
 
     @classmethod
     def llama(cls, **fields: Any) -> Self:

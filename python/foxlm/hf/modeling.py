@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from . import context
 from .cache import FoxCache, adopt, static_places
-from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
+from .configuration import GATHERED, FlaFoxConfig, FoxConfig, FoxTransformerConfig
 from .layers import FoxAttention, FoxBlock, RMSNorm, gate_biases
 from .rows import arrange, arrange_static
 
@@ -256,7 +256,7 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
     for labels that are shifted already, as the official trainer's are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
-    _tp_plan = {"lm_head": "colwise_rep"}
+    _tp_plan = {"lm_head": GATHERED}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     model_class = FoxModel
 
