@@ -1,4 +1,5 @@
-//! Products with few rows, by weight format, against the rate at which memory is read.
+//! Products with few rows, by weight format, against the rate at which memory is read, for every instruction set of this
+//! CPU or for those whose name contains an argument: `cargo bench -p fox-cpu --bench thin_products -- avx2`.
 //!
 //! Times are those that the threads really ran, summed over them, as Linux counts them: on a busy machine the clock on
 //! the wall says little. So rates are per core.
@@ -6,6 +7,7 @@
 
 use std::fs;
 
+use fox_cpu::{Level, Options};
 use fox_tensor::WeightFormat;
 
 /// Seconds that all threads of this process have run.
@@ -29,7 +31,16 @@ fn best(mut f: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    let options = fox_cpu::Options { threads: Some(1), ..Default::default() };
+    let only: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    for level in Level::available() {
+        if only.is_empty() || only.iter().any(|text| level.name().contains(text)) {
+            measure(level);
+        }
+    }
+}
+
+fn measure(level: Level) {
+    let options = Options { threads: Some(1), level: Some(level), ..Default::default() };
     let device = fox_cpu::device_with(options).unwrap();
     let backend = device.backend();
     let (n, k, count) = (4096, 1536, 16);
@@ -37,14 +48,14 @@ fn main() {
     let many = device.full([1 << 13, 1 << 14], 0.5).unwrap();
     let time = best(|| assert!(backend.sum_squares(&[&many]).unwrap() > 0.0));
     let memory = (4 * many.len()) as f64 / time;
-    println!("memory {:.1} GB/s", memory / 1e9);
+    println!("{}: memory {:.1} GB/s", level.name(), memory / 1e9);
     for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8] {
         let pack = |_| {
             let w = device.from_f32(&values, [n, k]).unwrap();
             w.packed(format).unwrap()
         };
         let weights: Vec<_> = (0..count).map(pack).collect();
-        for rows in [1, 2, 4, 16, 64] {
+        for rows in [1, 2, 4, 8, 16, 24, 64] {
             let x = device.from_f32(&values[..rows * k], [rows, k]).unwrap();
             let time = best(|| {
                 for w in &weights {

@@ -229,19 +229,21 @@ class FoxConfig(PretrainedConfig):
         plan = {f"layers.*.attn.{name}": into for name in names} | {"layers.*.attn.o_proj": out}
         if by_head and self.qk_norm:
             plan |= {"layers.*.attn.q_norm": _SUMMED, "layers.*.attn.k_norm": _SUMMED}
+        if self.tie_word_embeddings:
+            plan["embeddings"] = "embedding_rowwise"
         if fla:
             wide, narrow = {"gate_proj": "colwise", "up_proj": "colwise"}, "rowwise"
-        elif "packed_colwise" in ALL_PARALLEL_STYLES:
-            wide, narrow = {"gate_proj": "packed_colwise"}, "rowwise"
-        else:
+        else:  # Both projections are one matrix; transformers shards such pairs by halves for experts alone.
             wide, narrow = {"gate_proj": GATHERED}, SPLIT
         return plan | {f"layers.*.mlp.{name}": style for name, style in (wide | {"down_proj": narrow}).items()}
 
     @base_model_tp_plan.setter
     def base_model_tp_plan(self, plan):
-        # Configurations are written without this key. The library itself adds tied embeddings, under its own name.
+        # transformers itself adds tied embeddings, under its own name. Files of configurations do not have this key.
         names = {"embed_tokens": "embeddings"}
-        self.__dict__["base_model_tp_plan"] = plan and {names.get(name, name): style for name, style in plan.items()}
+        plan = plan and {names.get(name, name): style for name, style in plan.items()}
+        if plan != self.base_model_tp_plan:
+            self.__dict__["base_model_tp_plan"] = plan
 
     @classmethod
     def llama(cls, **fields: Any) -> Self:
