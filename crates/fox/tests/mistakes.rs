@@ -291,7 +291,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("demo --out text.txt", REFUSED, "text.txt is a file; name a folder with --out"),
     ("reproduce --out text.txt", REFUSED, "text.txt is a file; name a folder with --out"),
     ("reproduce --report missing", REFUSED, "is not a folder of `fox reproduce`"),
-    ("reproduce --out new --scale nosuch", REFUSED, "choose from laptop, small, 125m"),
+    ("reproduce --out new --scale nosuch", REFUSED, "choose from laptop, minutes, small, 125m"),
     ("reproduce", USAGE, "--out"),
     ("reproduce --tokens -1 --dry-run", USAGE, "a whole number above 0"),
     ("reproduce --dry-run --only nosuch", REFUSED, "nosuch"),
