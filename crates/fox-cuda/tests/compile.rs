@@ -3,7 +3,7 @@
 //!
 //! `FOX_COMPILE_ONLY=scan_delta` selects the sources whose name contains `scan_delta` and prints registers and spills;
 //! `FOX_COMPILE_ALL=1` compiles all variants for every architecture instead of one per source for sm_89, sm_100 and
-//! sm_120.
+//! sm_120, and one per source and head dim for sm_80.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,9 +89,14 @@ fn kernels_compile_within_register_budget() {
         let mut variants = variants(generation);
         variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
         variants.retain(|(source, _)| source.name.contains(&only));
-        if !all && ![Generation::Ampere, Generation::Hopper].contains(&generation) {
+        // Of the others one variant per source, on Ampere one per head dim: the code is Hopper's, without its own kernels.
+        if !all && generation != Generation::Hopper {
+            let head_dim = |defines: &[String]| {
+                let ampere = (generation == Generation::Ampere).then_some(defines)?;
+                ampere.iter().find(|define| define.starts_with("HEAD_DIM=")).cloned()
+            };
             let mut seen = BTreeSet::new();
-            variants.retain(|(source, _)| seen.insert(source.name));
+            variants.retain(|(source, defines)| seen.insert((source.name, head_dim(defines))));
         }
         counts.insert(architecture.clone(), variants.len());
         let job = |(source, defines)| (architecture.clone(), source, defines);
