@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::sampled::{self, SampledAttention};
 use super::train::pruned;
-use super::{check_host_memory, machine, median, normals, seconds};
+use super::{check_host_memory, machine, median, normals, refuse_candidates, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -363,6 +363,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let values = (2 * (args.heads as usize + kv_heads as usize) + others) * args.head_dim as usize;
     check_host_memory(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
+    refuse_candidates(&device, args.candidates.is_some())?;
     let mut error = check(&device, args)?;
     let spec = args.spec(batch, seq);
     let operands = Operands::new(&device, &spec, batch * seq, args)?;

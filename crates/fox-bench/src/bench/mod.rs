@@ -18,8 +18,8 @@ use anyhow::{Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fox_model::Architecture;
-use fox_tensor::Device;
 use fox_tensor::cases::Rng;
+use fox_tensor::{Device, DeviceKind};
 
 use crate::engine::free_on_host;
 use crate::output;
@@ -72,6 +72,14 @@ fn seconds<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let value = f()?;
     Ok((value, start.elapsed().as_secs_f64()))
+}
+
+/// Candidates are kernels of the CUDA backend: elsewhere both sides would be the same.
+fn refuse_candidates(device: &Device, given: bool) -> Result<()> {
+    if given && device.backend().kind() != DeviceKind::Cuda {
+        bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
+    }
+    Ok(())
 }
 
 /// The median of an odd number of measurements.

@@ -14,7 +14,7 @@ use fox_tensor::{DType, Span};
 use serde_json::{Value, json};
 
 use super::decode::open;
-use super::{machine, median};
+use super::{machine, median, refuse_candidates};
 use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
@@ -79,6 +79,7 @@ fn candidate_list(names: &str) -> std::result::Result<CandidateList, String> {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
+    refuse_candidates(&device, args.candidates.is_some())?;
     let batches = match &args.streams {
         Some(old) => {
             output::note("--streams is now called --sequences");
