@@ -235,6 +235,9 @@ fn check_cases(
         }
     }
     let Tally { compared, unsupported, failures, worst, worst_name, .. } = tally;
+    if candidate.is_some() && compared + unsupported + failures.len() == 0 {
+        return Ok(true); // --only left none of its cases
+    }
     let seconds = begin.elapsed().as_secs_f64();
     let name = candidate.map_or("op cases", Candidate::name);
     let mut text = format!(

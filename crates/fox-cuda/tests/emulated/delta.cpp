@@ -6,6 +6,8 @@
 #endif
 
 constexpr double TOLERANCE = BF16 ? 4e-2 : 5e-5;
+constexpr double FLOOR = 1e-3;
+#include "compare.h"
 
 struct Problem {
     std::vector<int> lengths;
@@ -107,17 +109,6 @@ static void run(const Problem& t, Memory& m) {
     if (t.heads == t.key_heads) return;
     start({1, 1, 1}, [&] { delta_share_keys(p.dq, p.dq_parts, m.q.size(), p); });
     start({1, 1, 1}, [&] { delta_share_keys(p.dk, p.dk_parts, m.k.size(), p); });
-}
-
-template <class T>
-static void compare(const char* what, const std::vector<T>& got, const std::vector<double>& want) {
-    double difference = 0.0, norm = 1e-6 * want.size();
-    for (size_t i = 0; i < want.size(); ++i) {
-        const double x = sizeof(T) == 2 ? bf16_to_float(u16(got[i])) : double(got[i]);
-        difference += (x - want[i]) * (x - want[i]), norm += want[i] * want[i];
-    }
-    const double error = sqrt(difference / norm);
-    if (!(error <= TOLERANCE)) printf("%s is off by %g\n", what, error), exit(1);
 }
 
 static void check(const Problem& t) {

@@ -13,6 +13,8 @@ typedef u16 Element;
 constexpr double TOLERANCE = 3e-2;
 static Element narrow(double x) { return float_to_bf16(float(x)); }
 #endif
+constexpr double FLOOR = 0.1;
+#include "compare.h"
 
 struct Problem {
     std::vector<int> lengths;
@@ -161,18 +163,6 @@ static void run(const Problem& t, Memory& m) {
 }
 
 static double wide(Element x) { return to_float(x); }
-
-// Norm of the difference over the norm of what is wanted, or over that of a vector of `floor`s.
-template <class T>
-static void compare(const char* what, const std::vector<T>& got, const std::vector<double>& want, double floor = 0.1) {
-    double difference = 0.0, norm = floor * floor * want.size();
-    for (size_t i = 0; i < want.size(); ++i) {
-        const double x = sizeof(T) == 2 ? bf16_to_float(u16(got[i])) : double(got[i]);
-        difference += (x - want[i]) * (x - want[i]), norm += want[i] * want[i];
-    }
-    const double error = sqrt(difference / norm);
-    if (!(error <= TOLERANCE)) printf("%s is off by %g\n", what, error), exit(1);
-}
 
 static void check(const Problem& t) {
     Memory m = prepare(t);
