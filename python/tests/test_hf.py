@@ -171,6 +171,14 @@ def test_rejects_unsupported_arguments():
         model(ids, attention_mask=torch.ones(2, 1, 6, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="attention_mask has four dimensions and a bias"):
         model(ids, attention_mask=torch.full((2, 1, 6, 6), -0.5))
+    prefix = torch.ones(6, 6, dtype=torch.bool).tril()
+    prefix[0, 1] = True
+    with pytest.raises(ValueError, match="attention_mask lets a token see later ones, but FoX is causal; mask them"):
+        model(ids, attention_mask=prefix.expand(2, 1, 6, 6))
+    static = transformers.StaticCache(config=model.config, max_cache_len=7)
+    model(ids, past_key_values=static)
+    with pytest.raises(ValueError, match="8 tokens do not fit a static cache of 7"):
+        model(ids[:, :2], past_key_values=static)
     with pytest.raises(ValueError, match="attention_mask has four dimensions with a cache"):
         model(ids[:, :1], attention_mask=torch.ones(2, 1, 1, 7, dtype=torch.bool), past_key_values=cache)
     with pytest.raises(TypeError, match="FoxModel.forward has no argument attention_msk"):
@@ -221,10 +229,15 @@ def test_static_decoding_compiles_once():
     want, cache = model(ids).logits, transformers.StaticCache(config=model.config, max_cache_len=16)
     model(ids[:, :6], past_key_values=cache)
     counter = CompileCounter()
-    step = torch.compile(lambda x, cache: model(x, past_key_values=cache).logits, fullgraph=True, backend=counter)
-    for n in range(6, 12):
-        torch.testing.assert_close(step(ids[:, n : n + 1], cache), want[:, n : n + 1], atol=1e-5, rtol=1e-5)
-    assert counter.frame_count == 1
+    call = lambda x, cache, mask: model(x, past_key_values=cache, attention_mask=mask).logits
+    # As `generate` calls it on a GPU: with a mask of all places.
+    for mask in (None, torch.ones(2, 16, dtype=torch.long)):
+        step = torch.compile(call, fullgraph=True, backend=counter)
+        for n in range(6, 12):
+            torch.testing.assert_close(step(ids[:, n : n + 1], cache, mask), want[:, n : n + 1], atol=1e-5, rtol=1e-5)
+        cache.reset()
+        model(ids[:, :6], past_key_values=cache)
+    assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -264,6 +277,14 @@ def test_masks_with_a_row_for_each_token(name):
         for n in (3, 4, 5):
             alone = model(ids[:, [0, 1, 2, n]]).logits
             torch.testing.assert_close(logits[:, n], alone[:, 3], atol=1e-5, rtol=1e-5)
+    # The continuations after cached tokens, in a cache of 8 places and, in a model without shifts, in one that grows.
+    caches = [transformers.StaticCache(config=model.config, max_cache_len=8)]
+    caches += [transformers.DynamicCache()] if name == "transformer_llama_as_fox" else []
+    for cache, places in zip(caches, (8, 6)):
+        model(ids[:, :3], past_key_values=cache)
+        rows = torch.nn.functional.pad(mask[3:], (0, places - 6))[None, None]
+        after = model(ids[:, 3:], attention_mask=rows, position_ids=positions[:, 3:], past_key_values=cache).logits
+        torch.testing.assert_close(after, logits[:, 3:], atol=1e-5, rtol=1e-5)
 
 
 def test_continuous_batching_is_refused():

@@ -29,6 +29,33 @@ pub enum Candidate {
     DecodeExact,
 }
 
+/// What a candidate computes, and so which benchmark measures it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CandidateOp {
+    /// Causal forgetting attention.
+    Attention,
+    /// Bidirectional forgetting attention.
+    Bidirectional,
+    /// PaTH attention.
+    Path,
+    /// Wall attention.
+    Wall,
+    /// Decode steps over slots.
+    Decode,
+}
+
+impl std::fmt::Display for CandidateOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            CandidateOp::Attention => "causal attention",
+            CandidateOp::Bidirectional => "bidirectional attention",
+            CandidateOp::Path => "PaTH attention",
+            CandidateOp::Wall => "Wall attention",
+            CandidateOp::Decode => "decode steps",
+        })
+    }
+}
+
 /// What `fox selftest` runs with a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateCheck {
@@ -63,17 +90,33 @@ impl Candidate {
         }
     }
 
+    /// What it computes.
+    pub fn op(self) -> CandidateOp {
+        match self {
+            Candidate::AttentionRegisters => CandidateOp::Attention,
+            Candidate::AttentionBidirectional => CandidateOp::Bidirectional,
+            Candidate::PathSpans => CandidateOp::Path,
+            Candidate::WallSpans => CandidateOp::Wall,
+            Candidate::DecodeAttend | Candidate::DecodePrefetch | Candidate::DecodeExact => {
+                CandidateOp::Decode
+            }
+        }
+    }
+
+    /// Whether a decode step has the same bits with it, in every batch.
+    pub fn is_batch_invariant(self) -> bool {
+        self != Candidate::DecodeExact
+    }
+
     /// The self-test of the candidate; none where it breaks a promise that the self-test checks.
     pub fn check(self) -> Option<CandidateCheck> {
-        match self {
-            Candidate::AttentionRegisters | Candidate::AttentionBidirectional => {
-                Some(CandidateCheck::Ops("attention"))
-            }
-            Candidate::PathSpans => Some(CandidateCheck::Ops("path_attention")),
-            Candidate::WallSpans => Some(CandidateCheck::Ops("wall")),
-            Candidate::DecodeAttend | Candidate::DecodePrefetch => Some(CandidateCheck::Slots),
-            Candidate::DecodeExact => None,
-        }
+        let check = match self.op() {
+            CandidateOp::Attention | CandidateOp::Bidirectional => CandidateCheck::Ops("attention"),
+            CandidateOp::Path => CandidateCheck::Ops("path_attention"),
+            CandidateOp::Wall => CandidateCheck::Ops("wall"),
+            CandidateOp::Decode => CandidateCheck::Slots,
+        };
+        self.is_batch_invariant().then_some(check)
     }
 
     /// Parses a list of names separated by commas; an empty list is valid.

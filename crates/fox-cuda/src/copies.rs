@@ -48,6 +48,9 @@ impl Gpu {
     /// Copies host values to a new buffer.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         let buffer = self.alloc(values.len())?;
+        if values.is_empty() {
+            return Ok(buffer);
+        }
         // SAFETY: the buffer has room for all the values; copies from pageable memory return only
         // when the source has been read.
         unsafe { result::memcpy_htod_async(buffer.address(), values, self.stream()) }

@@ -78,13 +78,17 @@ impl Group {
         })
     }
 
+    /// Work with the transfers of a device that has joined the group.
     pub(crate) fn on_peers(
         &self,
         device: &Device,
         work: impl FnOnce(&dyn PeerOps) -> fox_tensor::Result<()>,
     ) -> Result<()> {
         match device.backend().caps().peers {
-            None => Ok(()),
+            None => Err(Error::Refused(
+                "these tensors are on a device without transfers to other ranks, unlike the one that joined the group"
+                    .into(),
+            )),
             Some(peers) => self.on_device(|| work(peers)),
         }
     }

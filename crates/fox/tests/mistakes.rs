@@ -292,7 +292,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("reproduce --out text.txt", REFUSED, "text.txt is a file; name a folder with --out"),
     ("reproduce --report missing", REFUSED, "is not a folder of `fox reproduce`"),
     (
-        "bench attention --seq 64 --candidates path-spans",
+        "bench attention --seq 64 --device cpu --candidates path-spans",
         REFUSED,
         "kernels of NVIDIA GPUs; use --device cuda",
     ),

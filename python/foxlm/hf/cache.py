@@ -122,6 +122,7 @@ class FoxStaticLayer(StaticLayer):
 
     def _allocate(self, keys, values, extras):
         self.dtype, self.device = keys.dtype, keys.device
+        self.max_batch_size = keys.shape[0]  # transformers 4.57 compares it before it uses a cache again
         wide = lambda x: x.new_zeros(*x.shape[:2], self.max_cache_len, *x.shape[3:])
         self.keys, self.values = wide(keys), wide(values)
         self.log_gates = None if extras["log_gates"] is None else wide(extras["log_gates"])
@@ -140,8 +141,11 @@ class FoxStaticLayer(StaticLayer):
         if not self.is_initialized:
             self._allocate(key_states, value_states, extras)
         time = key_states.shape[2]
-        if self.empty and time > self.max_cache_len:
-            raise ValueError(f"{time} tokens do not fit a static cache of {self.max_cache_len}; make a longer one")
+        # A GPU, where reading the length waits, and compiled code only check the first tokens.
+        countable = not self.empty and self.device.type == "cpu" and not torch.compiler.is_compiling()
+        total = time + (int(self.cumulative_length) if countable else 0)
+        if (self.empty or countable) and total > self.max_cache_len:
+            raise ValueError(f"{total} tokens do not fit a static cache of {self.max_cache_len}; make a longer one")
         at = self.cumulative_length + torch.arange(time, device=self.device)
         self.cumulative_length.add_(time)
         for held, new in ((self.keys, key_states), (self.values, value_states), (self.log_gates, extras["log_gates"])):

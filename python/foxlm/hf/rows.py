@@ -118,8 +118,8 @@ def _neighbors(now):
 
 
 def _pairs(attention_mask, batch, past, time, keys, device):
-    """Which tokens each new token sees, from a mask with a row for each: true or 0 where it does, false or a very low
-    number where not."""
+    """Which tokens each new token sees, itself and earlier ones, from a mask with a row for each: true or 0 where it does,
+    false or a very low number where not."""
     mask, shape = attention_mask, list(attention_mask.shape)
     if shape[0] not in (1, batch) or shape[1:] != [1, time, keys]:
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, 1, time, keys]}")
@@ -131,7 +131,10 @@ def _pairs(attention_mask, batch, past, time, keys, device):
     pairs = mask[:, 0].to(device).expand(batch, time, keys)
     # The tokens before each that it sees, counted from 1 among the new ones.
     at = past + torch.arange(time, device=device)
-    count = torch.arange(1, keys + 1, device=device) * (torch.arange(keys, device=device) < at[:, None])
+    j = torch.arange(keys, device=device)
+    if not torch.compiler.is_compiling() and bool((pairs & (j > at[:, None])).any()):
+        raise ValueError("attention_mask lets a token see later ones, but FoX is causal; mask them")
+    count = (j + 1) * (j < at[:, None])
     before = (count * pairs).amax(-1) - past
     return {"pairs": pairs, "before": before}
 

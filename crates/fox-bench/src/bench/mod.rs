@@ -17,6 +17,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use fox_cuda::{Candidate, CandidateOp};
 use fox_model::Architecture;
 use fox_tensor::cases::Rng;
 use fox_tensor::{Device, DeviceKind};
@@ -74,12 +75,37 @@ fn seconds<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     Ok((value, start.elapsed().as_secs_f64()))
 }
 
-/// Candidates are kernels of the CUDA backend: elsewhere both sides would be the same.
-fn refuse_candidates(device: &Device, given: bool) -> Result<()> {
-    if given && device.backend().kind() != DeviceKind::Cuda {
-        bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
+/// The argument of `--candidates`: kernels of the CUDA backend that are measured beside the default ones.
+#[derive(Clone, Debug)]
+struct Candidates {
+    names: String,
+    list: Vec<Candidate>,
+}
+
+impl Candidates {
+    fn parse(names: &str) -> std::result::Result<Self, String> {
+        let list = Candidate::list(names).map_err(|error| error.to_string())?;
+        if list.is_empty() {
+            let known = Candidate::ALL.map(Candidate::name).join(", ");
+            return Err(format!("the list is empty; give some of {known}"));
+        }
+        Ok(Candidates { names: names.to_owned(), list })
     }
-    Ok(())
+
+    /// Rejects candidates that a measurement of `op` on this device would never run.
+    fn require(&self, device: &Device, op: CandidateOp) -> Result<()> {
+        if device.backend().kind() != DeviceKind::Cuda {
+            bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
+        }
+        for candidate in self.list.iter().filter(|c| c.op() != op) {
+            bail!(
+                "--candidates: `{}` is a kernel of {}, but this measures {op}",
+                candidate.name(),
+                candidate.op()
+            );
+        }
+        Ok(())
+    }
 }
 
 /// The median of an odd number of measurements.

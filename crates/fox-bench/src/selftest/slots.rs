@@ -130,7 +130,6 @@ pub(super) fn cases() -> Vec<SlotCase> {
     ]
 }
 
-/// Decode steps of models.
 /// Decode steps of all models, with the candidate where one is selected.
 pub(super) fn check_steps(
     args: &Args,

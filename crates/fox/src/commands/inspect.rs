@@ -122,7 +122,7 @@ fn given_text(given: &str) -> Result<String> {
         return text(path);
     }
     if given.trim().is_empty() {
-        bail!("--text: the text is empty");
+        bail!("--text: the text is empty; give a file, a folder, or several words in quotes");
     }
     if given.split_whitespace().count() < 2 {
         bail!(

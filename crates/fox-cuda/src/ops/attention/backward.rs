@@ -10,7 +10,7 @@ use super::gates::GradientInputs;
 use super::launch_cache::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
 use super::rows::{SUMS, dq_scratch_len};
-use super::spans::SpanGradients;
+use super::spans::{SpanGradients, dq_len};
 use super::tensor_map::TensorMap;
 use super::tiles::TileConfig;
 use super::tiling::{BlockRef, Segment, SpanTables, Tiling};
@@ -278,6 +278,16 @@ impl<T: Float> Attention<'_, T> {
         let tile = self.tile(key)?;
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let head_dim = self.spec.head_dim;
+        let fits = self.q_rows.is_multiple_of(tile.block_m)
+            && d_out.len() == self.inputs.q.len()
+            && x.rows.len() >= 4 * heads * self.q_rows
+            && x.dq.len() >= heads * dq_len(head_dim, self.q_rows)
+            && x.dk.len() == self.inputs.k.len()
+            && x.dv.len() == self.inputs.k.len()
+            && x.column_sums.len() >= heads * x.gate_stride;
+        if !fits {
+            return Err(Error::argument("attention over spans", "gradients unlike the operands"));
+        }
         let m_tile_count = self.q_rows / tile.block_m;
         let counters = self.zeros(32 + 2 * heads * m_tile_count)?;
         let params = BackwardParams {
@@ -315,7 +325,8 @@ impl<T: Float> Attention<'_, T> {
         let blocks = (self.gpu.processors() as usize).min(tables.n_tile_count * kv_heads);
         let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
         let launch = launch.opaque(q).opaque(k).opaque(v).opaque(d).params(params)?;
-        // SAFETY: the caller allocated rows and gradients for these queries, keys and spans.
+        // SAFETY: rows and gradients fit these queries and keys, whose rows the tables stay within: they were cut from
+        // segments that `new` checked.
         unsafe { launch.run(|| self.shapes()) }
     }
 

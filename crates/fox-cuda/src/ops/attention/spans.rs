@@ -7,7 +7,7 @@ use super::rows::dq_scratch_len;
 use super::tiles::hopper_backward;
 use super::tiling::{SpanTables, Tiling};
 use super::{Attention, AttentionInputs};
-use crate::{Buffer, Float, Result};
+use crate::{Buffer, Error, Float, Result};
 
 /// Queries and the keys that all of them see.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +77,9 @@ impl<T: Float> Attention<'_, T> {
         (o, lse): (&Buffer<T>, &Buffer<f32>),
     ) -> Result<()> {
         let spans = self.over_spans(q, k);
+        if o.len() != q.len() || lse.len() != spans.q_rows * self.spec.heads {
+            return Err(Error::argument("attention over spans", "outputs unlike the queries"));
+        }
         let key = spans.tile_key(true);
         let tile = spans.tile(key)?;
         spans.forward_bf16(tiling, (key, &tile), &tables.forward, gates, (o, lse))

@@ -66,7 +66,7 @@ kernel_params! {
 }
 
 /// More blocks than a segment has: all of them are one span.
-pub(super) const ONE_SPAN: usize = 1 << 30;
+pub(in crate::ops) const ONE_SPAN: usize = 1 << 30;
 
 /// Tables of one set of segments.
 pub(crate) struct PathTable {

@@ -12,7 +12,7 @@ use super::attention::tiling::{BlockRef, Segment, Tiling};
 use super::attention::{self, Attention, BackwardPlan};
 use super::path::PathTable;
 use super::path::spans::span_blocks;
-use super::path::table::{PathSpan, PathTile};
+use super::path::table::{ONE_SPAN, PathSpan, PathTile};
 use crate::candidates::Candidate;
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -157,8 +157,8 @@ struct Prepared<T> {
     own: Buffer<f32>,
     gates: Option<Buffer<f32>>,
     plan: Option<Arc<BackwardPlan>>,
-    /// Blocks and spans.
-    table: Arc<PathTable>,
+    /// Blocks and spans, where there is more than one span.
+    table: Option<Arc<PathTable>>,
 }
 
 /// Gradients in buffers.
@@ -225,9 +225,12 @@ impl<T: Float> Wall<'_, T> {
         // With grouped heads, query heads share values but not keys.
         let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
         let span_blocks = span_blocks(&self.attention, Candidate::WallSpans, refused);
-        let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
-            PathTable::new(gpu, &spec.segments, span_blocks)
-        })?;
+        let table = || {
+            gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
+                PathTable::new(gpu, &spec.segments, span_blocks)
+            })
+        };
+        let table = (span_blocks != ONE_SPAN).then(table).transpose()?;
         let held = Prepared {
             x: gpu.alloc::<T>(len)?,
             far: gpu.alloc::<T>(len)?,
@@ -253,10 +256,10 @@ impl<T: Float> Wall<'_, T> {
             tiles: tiling.m_tiles.address().into(),
             spans: held.plan.as_ref().map_or(0, |plan| plan.spans.address()).into(),
             closed: self.past.as_ref().map_or(0, |past| past.closed.address()).into(),
-            older_tiles: held.table.tiles.address().into(),
-            older_spans: held.table.span_table.address().into(),
+            older_tiles: held.table.as_ref().map_or(0, |table| table.tiles.address()).into(),
+            older_spans: held.table.as_ref().map_or(0, |table| table.span_table.address()).into(),
             span_blocks,
-            virtual_tiles: held.table.virtual_tiles(),
+            virtual_tiles: held.table.as_ref().map_or(0, |table| table.virtual_tiles()),
             tile_count: tiles,
             heads,
             kv_heads: spec.kv_heads,

@@ -5,7 +5,15 @@ use fox_tensor::WALL_BLOCK;
 use super::{Prepared, SPANS, THREADS, Wall, WallParams};
 use crate::ops::attention::spans::{SpanGradients, dq_len};
 use crate::ops::attention::tiling::Tiling;
+use crate::ops::path::table::PathTable;
 use crate::{Buffer, Float, Result};
+
+impl<T> Prepared<T> {
+    /// The table of older spans, if there are any.
+    fn older(&self) -> Option<&PathTable> {
+        self.table.as_deref().filter(|table| !table.spans.is_empty())
+    }
+}
 
 /// Gradients from pairs of different spans.
 pub(super) struct OlderGradients {
@@ -22,10 +30,7 @@ impl<T: Float> Wall<'_, T> {
         held: &Prepared<T>,
         params: WallParams,
     ) -> Result<()> {
-        let table = &held.table;
-        if table.spans.is_empty() {
-            return Ok(());
-        }
+        let Some(table) = held.older() else { return Ok(()) };
         let (gpu, heads) = (self.attention.gpu, self.attention.spec.heads);
         let rows = table.virtual_tiles() * WALL_BLOCK;
         let kl = gpu.alloc::<T>(self.attention.inputs.q.len())?;
@@ -54,10 +59,7 @@ impl<T: Float> Wall<'_, T> {
         held: &Prepared<T>,
         params: WallParams,
     ) -> Result<Option<OlderGradients>> {
-        let table = &held.table;
-        if table.spans.is_empty() {
-            return Ok(None);
-        }
+        let Some(table) = held.older() else { return Ok(None) };
         let (gpu, spec) = (self.attention.gpu, self.attention.spec);
         let (heads, len) = (spec.heads, self.attention.inputs.q.len());
         let rows = table.virtual_tiles() * WALL_BLOCK;
