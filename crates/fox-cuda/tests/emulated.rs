@@ -282,5 +282,9 @@ fn attention_backward_on_hopper_matches_its_definition() {
             compared += 1;
         }
     }
-    assert_eq!((variants.len(), compared), (18, 6), "variants, and pairs of both kinds of left operands");
+    assert_eq!(
+        (variants.len(), compared),
+        (18, 6),
+        "variants, and pairs of both kinds of left operands"
+    );
 }

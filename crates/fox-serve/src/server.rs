@@ -10,6 +10,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
@@ -24,6 +25,10 @@ use crate::{Error, Result, ServeOptions, completions, routes};
 const RESERVE: usize = 32;
 /// Time limit for the request on such a connection.
 const RESERVE_TIME: Duration = Duration::from_secs(2);
+
+/// Connections that the system holds until they are accepted. The standard library asks for 128, which a burst of
+/// clients exceeds; attempts to connect are then dropped, and repeated by the client a second later.
+const BACKLOG: i32 = 1024;
 
 /// A server that is bound but does not accept connections yet.
 pub struct Server {
@@ -52,8 +57,7 @@ impl Server {
         let address = options.address;
         let app = App::new(served, options)?;
         let failed = |source| Error::Bind { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = listen(address).map_err(failed)?;
         Ok(Server { listener, app: Arc::new(app), stop: ShutdownHandle(watch::Sender::new(false)) })
     }
 
@@ -115,6 +119,17 @@ impl Server {
         app.engine.drain();
         served
     }
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // A restarted server gets its address back while old connections close. Windows gives the option another meaning.
+    #[cfg(not(windows))]
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
 }
 
 async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch::Receiver<bool>) {

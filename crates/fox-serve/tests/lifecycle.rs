@@ -8,9 +8,10 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::client::{get, open_json};
-use common::{serve, serve_with, wait_for};
-use fox_infer::EngineOptions;
-use fox_serve::ServeOptions;
+use common::{model, serve, serve_with, wait_for};
+use fox_data::Tokenizer;
+use fox_infer::{Engine, EngineOptions};
+use fox_serve::{ServeOptions, ServedModel, Server};
 use serde_json::{Value, json};
 
 fn endless(stream: bool) -> Value {
@@ -35,6 +36,23 @@ fn disconnect_cancels_the_request() {
         assert!(left.elapsed() < Duration::from_secs(5), "stream = {stream}: {:?}", left.elapsed());
     }
     assert_eq!(server.engine.stats().cancelled, 2);
+}
+
+/// More clients connect at once than the standard library's listener holds, before any of them is accepted.
+#[test]
+fn burst_of_connections_is_held() {
+    let engine = Engine::start(model(), EngineOptions::default()).unwrap();
+    let tokenizer = Tokenizer::from_name("bytes").unwrap();
+    let served = ServedModel { name: "tiny".into(), engine, tokenizer };
+    let options = ServeOptions { address: ([127, 0, 0, 1], 0).into(), ..ServeOptions::default() };
+    let server = Server::bind(served, options).unwrap();
+    let address = server.address().unwrap();
+    let mut held = Vec::new();
+    for n in 0..300 {
+        // An attempt that the system drops is repeated after a second.
+        let socket = TcpStream::connect_timeout(&address, Duration::from_millis(900));
+        held.push(socket.unwrap_or_else(|error| panic!("connection {n}: {error}")));
+    }
 }
 
 #[test]

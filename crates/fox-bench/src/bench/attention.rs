@@ -321,7 +321,9 @@ fn check_alike(candidates: &Results, defaults: &Results, tolerance: f64) -> Resu
     for ((name, got), (_, want)) in candidates.iter().zip(defaults) {
         let error = relative_error(&got.to_f64()?, &want.to_f64()?);
         if error.is_nan() || error > 2.0 * tolerance {
-            bail!("{name} of the candidates differs from the default kernels by {error:.1e}; it must be correct first");
+            bail!(
+                "{name} of the candidates differs from the default kernels by {error:.1e}; it must be correct first"
+            );
         }
     }
     Ok(())
@@ -403,7 +405,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             } else {
                 error = error.max(check_sampled(&device, args, &operands, &other)?);
                 // Not all ops are sampled, and short sequences may not reach the candidate.
-                check_alike(&other.results, &measured.results, tolerance(&device, spec.head_dim, seq))?;
+                check_alike(
+                    &other.results,
+                    &measured.results,
+                    tolerance(&device, spec.head_dim, seq),
+                )?;
             }
         }
     }
