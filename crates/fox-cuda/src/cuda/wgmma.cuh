@@ -23,10 +23,23 @@ DEVICE void gemm_rt(float (&d)[N / 2], const u32 (&a)[K / 4], u64 b) {
     }
 }
 
-// 64 rows and K columns of a K-major tile, from 16 k0 on, as left operand in registers.
+// A warpgroup's 64 rows of a K-major tile, as left operand in registers.
 template <int K, u32 A_SLAB>
-DEVICE void load_left(u32 (&a)[K / 4], const u8* tile, int k0 = 0) {
+DEVICE void load_left(u32 (&a)[K / 4], const u8* tile) {
     // The row and the half of 16 columns that ldmatrix wants from this lane.
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+    const u32 base = smem_address(tile) + row * SLAB_ROW_BYTES;
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) {
+        const int chunk = 2 * k + half;
+        load_matrices(a + 4 * k, base + chunk / 8 * A_SLAB + (chunk % 8 ^ row % 8) * 16);
+    }
+}
+
+// The same for K columns from 16 k0 on. Tiles are aligned, so the swizzle is an exclusive or with a constant: one address
+// in registers instead of eight, without which the backward pass spills.
+template <int K, u32 A_SLAB>
+DEVICE void load_left_from(u32 (&a)[K / 4], const u8* tile, int k0) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
     const u32 base = smem_address(tile) + row * SLAB_ROW_BYTES + (half ^ row % 8) * 16;
 #pragma unroll
@@ -81,7 +94,7 @@ DEVICE void gemm_stream_nt(float (&d)[N / 2], const u8* a, u64 b) {
     for (int k = 0; k < K / 16; ++k) {
         u32(&fragment)[4] = ring[k % FRAGMENTS<N>];
         if (k >= FRAGMENTS<N>) wgmma_wait<FRAGMENTS<N> - 1>();
-        load_left<16, A_SLAB>(fragment, a, k);
+        load_left_from<16, A_SLAB>(fragment, a, k);
         wgmma_fence();
         Wgmma<N>::template rs<K_MAJOR>(d, fragment, descriptor_advance(b, k / 4 * B_SLAB + k % 4 * 32), k > 0);
         wgmma_commit();

@@ -248,10 +248,10 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
             // Number of steps that add to this dQ tile before this one: of later key blocks, and the mirrored one of this.
             const int position = t.offset + m * BLOCK_M;
             const int diagonal = min(position + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
-            int turn = t.reversed ? t.n - p.spans[tile].x : max(0, diagonal - t.n);
+            int turn = t.reversed ? t.n - p.spans[tile].x : diagonal - t.n;
             if (TWO_SIDES) {
                 const int first_mirrored = (position + 1) / BLOCK_N;
-                turn += p.spans[tile].y - max(t.n + mirrored, first_mirrored);
+                turn = max(0, turn) + p.spans[tile].y - max(t.n + mirrored, first_mirrored);
             }
             float* dst = p.dq + index * DQ_FLOATS;
             mbarrier_wait(&sh.dq_full[half], step % 2);

@@ -48,7 +48,8 @@ DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
 }
 
 // Converts dQ from the accumulator order of the Hopper kernel to rows of bf16, and sums dS over each eighth of a tile,
-// row_sums[head][m_tile][8], or copies its sum per query, row_sums[head][m_tile][block_m]. Grid (m_tiles, heads), block 256: a thread reads the accumulators it would own.
+// row_sums[head][m_tile][8], or copies its sum per query, row_sums[head][m_tile][block_m]. Grid (m_tiles, heads), block
+// 256: a thread reads the accumulators it would own.
 extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];

@@ -190,7 +190,7 @@ struct Consumer {
         const u64 d_out = matrix_descriptor(sh.d_out[stage], 0);
         if (LEFT_REGISTERS) {
             u32 batch[4 * DP_STEPS];
-            load_left<16 * DP_STEPS, KV_SLAB>(batch, values, DP_STEPS * PART);
+            load_left_from<16 * DP_STEPS, KV_SLAB>(batch, values, DP_STEPS * PART);
             wgmma_fence();
 #pragma unroll
             for (int k = DP_STEPS * PART; k < DP_STEPS * (PART + 1); ++k) {
