@@ -3,7 +3,8 @@
 //!
 //! `FOX_COMPILE_ONLY=scan_delta` selects the sources whose name contains `scan_delta` and prints registers and spills;
 //! `FOX_COMPILE_ALL=1` compiles all variants for every architecture instead of one per source for sm_89, sm_100 and
-//! sm_120, and one per source and head dim for sm_80.
+//! sm_120, and one per source and head dim for sm_80. `FOX_COMPILE_REPEAT=3` compiles every variant three more times and
+//! fails where the machine code differs: some versions of NVRTC are not deterministic (`NOTES.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,6 +51,13 @@ fn check(
         Ok(compiled) => compiled,
         Err(e) => return Some(format!("{name}: {e}")),
     };
+    let repeat = std::env::var("FOX_COMPILE_REPEAT").map_or(0, |n| n.parse().unwrap());
+    for _ in 0..repeat {
+        match compile(source, architecture, defines) {
+            Ok(again) if again.cubin == compiled.cubin => {}
+            _ => return Some(format!("{name}: other machine code when it was compiled again")),
+        }
+    }
     let fits =
         |b: &&Budget| b.kernel == source.name && b.defines.iter().all(|d| defines.contains(d));
     let Some(budget) = budgets.iter().find(fits) else {
