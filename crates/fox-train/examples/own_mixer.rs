@@ -16,12 +16,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use fox_model::mixers::{
-    Architecture, FileFormat, Format, LayerContext, MixerContext, MixerFamily, MixerOutput,
+    Architecture, FileFormat, Format, LayerParams, MixerContext, MixerFamily, MixerOutput,
     RecurrentStateSpec, SavedActivations, ScanShape, StateSpec, register, saved_states, scan,
 };
 use fox_model::{
     Cache, CheckpointLayout, CheckpointReader, DecayTime, Fields, ForwardOptions, Init, LayerState,
-    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Validator,
+    Mixer, MixerConfig, Model, ModelConfig, Validator,
 };
 use fox_tensor::{ParamId, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var};
 use fox_train::{Event, RunSpec, recipe, train};
@@ -55,21 +55,12 @@ impl MixerConfig for AverageConfig {
         })
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
         let (width, std) = (model.hidden_size, model.initializer_range);
-        let mut matrix = |name: &str| {
-            let name = format!("{}.{name}.weight", context.prefix);
-            list.matrix(ParamGroup::Mixer, name, width, width, std)
-        };
+        let mut matrix = |name: &str| layer.matrix(name, (width, width), std);
         let (v_proj, g_proj, o_proj) = (matrix("v_proj"), matrix("g_proj"), matrix("o_proj"));
         let start = Init::Given(self.memory.gate_biases(width));
-        let name = format!("{}.theta", context.prefix);
-        let theta = list.push(ParamGroup::Mixer, name, vec![width, 1], false, start);
+        let theta = layer.push("theta", &[width, 1], false, start);
         Box::new(AverageLayer { width, v_proj, g_proj, theta, o_proj })
     }
 

@@ -46,7 +46,7 @@ pub use fox_cache::{
     AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec,
 };
 pub use mixer::{
-    BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    BlockNames, LayerParams, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
     SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};

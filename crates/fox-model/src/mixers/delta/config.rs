@@ -4,10 +4,9 @@ use super::layer::DeltaLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
+    ConvStateSpec, LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
     enabled,
 };
-use crate::params::ParamList;
 
 /// DeltaNet, and Gated DeltaNet when its state decays.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,13 +105,8 @@ impl MixerConfig for DeltaConfig {
         validator.range("conv_size", self.conv_size, 1, Validator::MAX_TAPS)
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(DeltaLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(DeltaLayer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

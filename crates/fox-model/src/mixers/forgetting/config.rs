@@ -6,8 +6,7 @@ use super::layer::ForgettingLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled};
-use crate::params::ParamList;
+use crate::mixers::{AttentionStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled};
 
 /// Epsilon of the QK-norm in both references, independent of `norm_eps`.
 pub(crate) const QK_NORM_EPS: f64 = 1e-5;
@@ -312,13 +311,8 @@ impl MixerConfig for ForgettingConfig {
         }
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(ForgettingLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(ForgettingLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

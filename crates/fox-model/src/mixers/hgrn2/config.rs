@@ -6,7 +6,7 @@ use super::layer::Hgrn2Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
+    LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -91,13 +91,8 @@ impl MixerConfig for Hgrn2Config {
         }
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(Hgrn2Layer::declare(model, self, context, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(Hgrn2Layer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

@@ -4,10 +4,9 @@ use super::layer::KdaLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
+    ConvStateSpec, LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
     enabled,
 };
-use crate::params::ParamList;
 
 /// Kimi Delta Attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,13 +100,8 @@ impl MixerConfig for KdaConfig {
             .map_or(Ok(()), |taps| validator.range("conv_size", taps, 1, Validator::MAX_TAPS))
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(KdaLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(KdaLayer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

@@ -4,10 +4,10 @@ use super::layer::Mamba2Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    BlockNames, ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
+    BlockNames, ConvStateSpec, LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
     StateSpec,
 };
-use crate::params::{Init, ParamList};
+use crate::params::Init;
 
 /// Mamba-2. Blocks have no MLP.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,13 +95,8 @@ impl MixerConfig for Mamba2Config {
         validator.positive("time_step_floor", floor, 1e3)
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(Mamba2Layer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(Mamba2Layer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

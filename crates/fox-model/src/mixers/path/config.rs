@@ -7,9 +7,8 @@ use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
 use crate::mixers::{
-    AttentionStateSpec, ConvStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled,
+    AttentionStateSpec, ConvStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled,
 };
-use crate::params::ParamList;
 
 /// PaTH attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,13 +122,8 @@ impl MixerConfig for PathConfig {
             .map_or(Ok(()), |conv| validator.range("conv_size", conv.taps, 1, Validator::MAX_TAPS))
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(PathLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(PathLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

@@ -6,8 +6,7 @@ use super::layer::WallLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{BlockStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled};
-use crate::params::ParamList;
+use crate::mixers::{BlockStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled};
 
 /// Wall attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,13 +95,8 @@ impl MixerConfig for WallConfig {
         })
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(WallLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(WallLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {
