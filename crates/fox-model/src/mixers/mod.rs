@@ -51,4 +51,4 @@ pub use mixer::{
 };
 pub use registry::{Architecture, MixerFamily, families, register};
 pub use scan::{ScanShape, saved_states, scan};
-use scan::{head_norm, write_strength, xavier_bound};
+use scan::{delta_norm, head_norm, write_strength, xavier_bound};

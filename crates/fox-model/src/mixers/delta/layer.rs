@@ -8,18 +8,15 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::DeltaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm,
-    saved_states, scan, write_strength, xavier_bound,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, delta_norm,
+    head_norm, saved_states, scan, write_strength, xavier_bound,
 };
 use crate::params::Init;
-
-/// Inside the square root of the norm of queries and keys.
-const L2_EPS: f32 = 1e-6;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -76,8 +73,8 @@ impl DeltaLayer {
             }
         });
         let mut conv = |name: &str, channels: usize, index: usize| {
-            let norm = L2Norm { width: options.key_dim, eps: L2_EPS };
-            let (norm, shape) = ((index < 2).then_some(norm), (channels, options.conv_size));
+            let norm = (index < 2).then(|| delta_norm(options.key_dim));
+            let shape = (channels, options.conv_size);
             ShortConv::declare(name, shape, false, norm, index, layer)
         };
         let convs =
@@ -122,15 +119,8 @@ impl Mixer for DeltaLayer {
                 Some(tape.time_step(&z, &bias, &a_log, (0.0, f32::INFINITY))?.1)
             }
         };
-        let spec = ScanSpec {
-            heads: self.options.value_heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.key_dim,
-            value_dim: self.options.value_dim,
-            scale: 1.0 / (self.options.key_dim as f32).sqrt(),
-            update: StateUpdate::Delta,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.key_dim as f32).sqrt();
+        let spec = self.options.scan().spec(scale, context.segments);
         let vars = ScanVars {
             q: &q,
             k: &k,

@@ -272,10 +272,7 @@ impl MixerConfig for ForgettingConfig {
         validator.require(fits, field, || {
             format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
         })?;
-        validator.range("num_kv_heads", self.kv_heads, 1, heads)?;
-        validator.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
-            format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
-        })?;
+        validator.divisor("num_kv_heads", self.kv_heads, ("num_heads", heads))?;
         if let Some(window) = self.window {
             validator.range("window_size", window, 1, Validator::MAX_LENGTH)?;
         }

@@ -7,7 +7,7 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::{Hgrn2Config, LowerBounds};
 use crate::config::ModelConfig;
@@ -77,15 +77,8 @@ impl Mixer for Hgrn2Layer {
             None => None,
         };
         let (q, k, log_f) = tape.hgrn_gates(&q, &z, lower.as_ref())?;
-        let spec = ScanSpec {
-            heads: self.options.heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.expand_ratio,
-            value_dim: self.width / self.options.heads,
-            scale: 1.0 / (self.options.expand_ratio as f32).sqrt(),
-            update: StateUpdate::Add,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.expand_ratio as f32).sqrt();
+        let spec = self.options.scan(self.width).spec(scale, context.segments);
         let vars =
             ScanVars { q: &q, k: &k, v: &v, log_decay: Some(&log_f), write: None, skip: None };
         let o = scan(tape, &vars, &spec, state.and_then(LayerState::recurrent))?;

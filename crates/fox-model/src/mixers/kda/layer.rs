@@ -8,20 +8,15 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{
-    Activation, ConvSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var,
-};
+use fox_tensor::{Activation, ConvSpec, L2Norm, ParamId, Result, ScanVars, Tape, Var};
 
 use super::KdaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm,
-    saved_states, scan, write_strength,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, delta_norm,
+    head_norm, saved_states, scan, write_strength,
 };
 use crate::params::Init;
-
-/// Inside the square root of the norm of queries and keys.
-const L2_EPS: f32 = 1e-6;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -63,7 +58,7 @@ impl KdaLayer {
         let branches = weights.map(|weight| {
             let (name, channels) =
                 [("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)][index];
-            let l2_norm = (index < 2).then_some(L2Norm { width: options.key_dim, eps: L2_EPS });
+            let l2_norm = (index < 2).then(|| delta_norm(options.key_dim));
             let conv = options.conv_size.map(|taps| {
                 ShortConv::declare(name, (channels, taps), false, l2_norm, index, layer)
             });
@@ -122,15 +117,8 @@ impl Mixer for KdaLayer {
         let z = tape.linear(&z, &var(self.f_proj[1]), None)?;
         let bound = self.options.decay_bound.map(|bound| bound as f32);
         let log_decay = tape.channel_decay(&z, &var(self.dt_bias), &var(self.a_log), bound)?;
-        let spec = ScanSpec {
-            heads: self.options.value_heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.key_dim,
-            value_dim: self.options.value_dim,
-            scale: 1.0 / (self.options.key_dim as f32).sqrt(),
-            update: StateUpdate::Delta,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.key_dim as f32).sqrt();
+        let spec = self.options.scan().spec(scale, context.segments);
         let vars = ScanVars {
             q: &q,
             k: &k,

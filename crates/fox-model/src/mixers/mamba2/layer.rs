@@ -8,7 +8,7 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::Mamba2Config;
 use crate::config::ModelConfig;
@@ -87,15 +87,7 @@ impl Mixer for Mamba2Layer {
         let limits = (o.time_step_limit.0 as f32, o.time_step_limit.1 as f32);
         let (dt, log_decay) =
             tape.time_step(&dt_raw, &var(self.dt_bias), &var(self.a_log), limits)?;
-        let spec = ScanSpec {
-            heads: o.heads,
-            key_heads: o.groups,
-            key_dim: o.state_size,
-            value_dim: o.head_dim,
-            scale: 1.0,
-            update: StateUpdate::Add,
-            segments: context.segments.clone(),
-        };
+        let spec = o.scan().spec(1.0, context.segments);
         let skip = var(self.skip);
         let vars = ScanVars {
             q: &c,
