@@ -1,27 +1,21 @@
 //! Several processes train one model: bit-exact with one process, and all end when one is lost.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 use fox_dist::free_port;
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 /// Eight micro-batches, so that up to eight ranks can divide a batch.
+#[rustfmt::skip]
 const TREE: [&str; 9] = [
-    "--quiet",
-    "--set",
-    "training.batch=8",
-    "--set",
-    "training.micro_batch=1",
-    "--set",
-    "training.reduction=tree",
-    "--set",
-    "training.tokens=25600",
+    "--quiet", "--set", "training.batch=8", "--set", "training.micro_batch=1", "--set",
+    "training.reduction=tree", "--set", "training.tokens=25600",
 ];
 
 /// `fox launch` of `fox train`.
