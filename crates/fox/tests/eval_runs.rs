@@ -35,6 +35,12 @@ fn trained(dir: &Path, name: &str, extra: &[&str]) -> (PathBuf, String) {
     (out, String::from_utf8(output.stdout).unwrap())
 }
 
+/// An evaluation of the documents that training evaluates on.
+fn loss_args<'a>(model: &'a Path, out: &'a Path) -> [&'a str; 9] {
+    let (model, out) = (text(model), text(out));
+    ["eval", "loss", model, "--length", "64", "--documents", "4", "--out", out]
+}
+
 /// The held-out loss at the end of training.
 fn loss_of(run: &Path) -> f64 {
     let summary: Value =
@@ -64,8 +70,7 @@ fn train_and_eval_report_same_heldout_loss() {
     let names_it = |printed: &str| name.split(' ').all(|word| printed.contains(word));
     let figure = format!("{:.4}", loss_of(&run));
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&run, &out);
     let (done, printed, said) = outcome(&args);
     assert!(done && names_it(&printed) && printed.contains(&figure), "{printed}{said}");
     let found = json(&args)[0]["mean"]["value"].as_f64().unwrap();
@@ -84,8 +89,7 @@ fn train_and_eval_report_same_heldout_loss() {
     let bare = dir.path().join("bare");
     copy(&run.join("export"), &bare);
     let out = dir.path().join("bare-loss");
-    let args =
-        ["eval", "loss", text(&bare), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&bare, &out);
     let other = json(&args)[0]["mean"]["value"].as_f64().unwrap();
     assert!((other - found).abs() > 1e-3, "{other} {found}");
     // The corpus can be given by a flag.
@@ -133,8 +137,7 @@ fn unfinished_run_is_evaluated_at_newest_checkpoint() {
     fs::remove_dir_all(run.join("export")).unwrap();
     fs::remove_file(run.join("summary.json")).unwrap();
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&run, &out);
     let (done, printed, said) = outcome(&args);
     assert!(done && printed.contains("run@20"), "{printed}{said}");
     assert_eq!(said, format!("{} is not finished: evaluated after step 20 of 20\n", run.display()));
@@ -194,8 +197,7 @@ fn eval_finds_prepared_data_of_run() {
     let data = prepared(dir.path(), "data", &[400, 400, 60, 400]);
     let (run, _) = trained(dir.path(), "run", &["--data", text(&data)]);
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&run, &out);
     let found = json(&args);
     assert!(near(found[0]["mean"]["value"].as_f64().unwrap(), loss_of(&run)), "{found}");
     assert_eq!((&found[0]["documents"], &found[0]["pieces"]), (&3.into(), &4.into()));
@@ -232,8 +234,7 @@ fn short_and_single_documents_are_reported() {
     let single = prepared(dir.path(), "single", &[1000]);
     let (run, _) = trained(dir.path(), "one", &["--data", text(&single)]);
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&run, &out);
     let (done, _, said) = outcome(&args);
     assert!(done, "{said}");
     assert_eq!(

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{
-    checkpoints, command, metrics, recipe, refused, result, run, stderr, succeeded, wait_until,
+    checkpoints, command, fox, metrics, recipe, refused, result, run, stderr, succeed, succeeded,
+    wait_until,
 };
 use fox_data::{HeldOut, PrepareOptions, Tokenizer, prepare};
 
@@ -118,14 +119,7 @@ fn run_folder_is_complete() {
 
     // A checkpoint is exported as a Hugging Face folder.
     let export = dir.path().join("hf");
-    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["train", "--out"])
-        .arg(&out)
-        .arg("--export")
-        .arg(&export)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeed(&["train", "--out", common::text(&out), "--export", common::text(&export)]);
     assert!(fs::read(export.join("model.safetensors")).unwrap() == before.0);
     assert!(export.join("tokenizer.json").is_file());
 }
@@ -365,15 +359,8 @@ fn ema_is_evaluated_and_exported() {
     // Both runs export raw weights and EMA.
     let export = |from: &Path, which: &[&str], to: &str| {
         let to = dir.path().join(to);
-        let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-            .args(["train", "--out"])
-            .arg(from)
-            .arg("--export")
-            .arg(&to)
-            .args(which)
-            .output()
-            .unwrap();
-        (output, to.join("model.safetensors"))
+        let args = ["train", "--out", common::text(from), "--export", common::text(&to)];
+        (fox(&[&args[..], which].concat()), to.join("model.safetensors"))
     };
     for (from, which, to, like) in [
         (&raw, &["--weights", "ema"][..], "a", &ema),
