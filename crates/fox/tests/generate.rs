@@ -232,8 +232,7 @@ fn bench_capacity_counts_sequences_with_eviction() {
 #[test]
 fn bench_capacity_rejects_invalid_options() {
     let (folder, model) = checkpoint();
-    let mut config = ModelConfig::transformer_pro(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::transformer_pro(32, 2, 2).with_vocab(64);
     let plain = folder.path().join("plain");
     let ungated = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     ungated.save(&plain, &WriteOptions::for_model(&config)).unwrap();

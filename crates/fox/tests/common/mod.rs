@@ -118,9 +118,9 @@ pub fn dump(name: &str) -> String {
 
 /// Writes a small untrained model of the embedded corpus, with its tokenizer.
 pub fn small_model(path: &Path, change: impl FnOnce(&mut ModelConfig)) {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    config.mlp.intermediate_size = Some(48);
+    let mut config = ModelConfig::fox_pro(32, 2, 2)
+        .with_vocab(SyntheticTokenizer::VOCAB_SIZE)
+        .with_mlp_width(48);
     change(&mut config);
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     model.save(path, &WriteOptions::for_model(&config)).unwrap();
