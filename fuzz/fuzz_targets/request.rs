@@ -11,9 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let mut config = ModelConfig::fox_pro(8, 1, 1);
-    config.vocab_size = 256;
-    config.mlp.intermediate_size = Some(8);
+    let mut config = ModelConfig::fox_pro(8, 1, 1).with_vocab(256).with_mlp_width(8);
     let model = Model::init(&config, 7, &fox_cpu::device()).expect("a small model");
     let limits = EngineOptions { max_context: 48, max_queue: 8, ..EngineOptions::default() };
     let engine = Engine::start(model, limits).expect("an engine");

@@ -12,9 +12,7 @@ use tempfile::TempDir;
 
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = folder();
-    let mut config = ModelConfig::fox_llama(2, 1, 1);
-    config.vocab_size = 2;
-    config.mlp.intermediate_size = Some(2);
+    let mut config = ModelConfig::fox_llama(2, 1, 1).with_vocab(2).with_mlp_width(2);
     let json = config.to_json(config.storage_type()).expect("a valid configuration");
     fs::write(folder.path().join("config.json"), json.to_string()).expect("memory");
     folder

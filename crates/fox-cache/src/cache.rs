@@ -164,11 +164,6 @@ impl Cache {
         (self.device, self.lens, self.layers)
     }
 
-    /// The device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.lens.len()
@@ -179,18 +174,13 @@ impl Cache {
         &self.lens
     }
 
-    /// Tokens per sequence that fit without reallocation; 0 for a paged state.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
     /// The state of every layer, for a step between [`Cache::begin`] and [`Cache::commit`].
     pub fn layers_mut(&mut self) -> &mut [LayerState] {
         &mut self.layers
     }
 
     /// Log forget gates of a layer `[batch * capacity, H]`: those of sequence `b` are the first
-    /// `lens()[b]` rows from row `b * capacity()` on. `None` for paged states and without forget gates.
+    /// `lens()[b]` rows from row `b * capacity` on. `None` for paged states and without forget gates.
     pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
         match self.layers.get(layer)? {
             LayerState::Rows(state) => state.log_gates(),

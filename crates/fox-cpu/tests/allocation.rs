@@ -41,8 +41,7 @@ fn steady_step_allocates_from_the_pool() {
     // With one thread: how many tasks have scratch at a time would depend on how busy the machine is.
     let device = device_with(Options { threads: Some(1), ..Options::default() }).unwrap();
     let (batch, seq) = (4, 256);
-    let mut config = ModelConfig::fox_pro(128, 2, 2);
-    config.vocab_size = 256;
+    let config = ModelConfig::fox_pro(128, 2, 2).with_vocab(256);
     let mut model = Model::init(&config, 0, &device).unwrap();
     let rows = batch * seq;
     let ids: Vec<i32> = (0..rows as i32).map(|i| i * 31 % 256).collect();

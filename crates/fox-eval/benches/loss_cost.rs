@@ -25,8 +25,7 @@ fn main() -> Outcome<()> {
     let vocab = numbers.next().transpose()?.unwrap_or(8192);
     let long = numbers.next().transpose()?.unwrap_or(65536);
     let device = fox_cpu::device();
-    let mut config = ModelConfig::fox_pro(256, 4, 4);
-    config.vocab_size = vocab;
+    let config = ModelConfig::fox_pro(256, 4, 4).with_vocab(vocab);
     let model = Model::init(&config, 1, &device)?;
     println!(
         "fox-pro {} x {}, vocabulary {vocab}, {device}",

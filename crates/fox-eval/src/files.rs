@@ -1,7 +1,7 @@
 //! Result files: a reader never meets half of one.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fox_base::durable;
 use serde::de::DeserializeOwned;
@@ -15,6 +15,19 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
         durable::create_folder(folder)?;
     }
     Ok(durable::write(path, contents)?)
+}
+
+/// Writes files by name into a folder; returns their paths.
+pub(crate) fn write_all<N: AsRef<Path>>(
+    folder: &Path,
+    files: impl IntoIterator<Item = (N, Vec<u8>)>,
+) -> Result<Vec<PathBuf>> {
+    let write = |(name, contents): (N, Vec<u8>)| {
+        let path = folder.join(name);
+        write_whole(&path, &contents)?;
+        Ok(path)
+    };
+    files.into_iter().map(write).collect()
 }
 
 /// A result, and what exactly it is a result of.

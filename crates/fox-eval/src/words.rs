@@ -13,23 +13,11 @@ pub(crate) const WORDS: [&str; 64] = [
 ];
 
 /// Places that have a password.
+#[rustfmt::skip]
 pub(crate) const PLACES: [&str; 16] = [
-    "north gate",
-    "south gate",
-    "old mill",
-    "new mill",
-    "upper house",
-    "lower house",
-    "red tower",
-    "white tower",
-    "first cellar",
-    "second cellar",
-    "ferry",
-    "library",
-    "chapel",
-    "barracks",
-    "lighthouse",
-    "vault",
+    "north gate", "south gate", "old mill", "new mill", "upper house", "lower house", "red tower",
+    "white tower", "first cellar", "second cellar", "ferry", "library", "chapel", "barracks",
+    "lighthouse", "vault",
 ];
 
 /// Adjectives, which make keys together with [`WORDS`].

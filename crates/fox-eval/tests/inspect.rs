@@ -16,9 +16,7 @@ use fox_tensor::{Result as TensorResult, Segments};
 
 /// Four query heads on two key heads, gates that differ from head to head.
 fn grouped() -> Model {
-    let mut config = ModelConfig::fox_pro(32, 2, 4);
-    config.vocab_size = 64;
-    config.mlp.intermediate_size = Some(48);
+    let mut config = ModelConfig::fox_pro(32, 2, 4).with_vocab(64).with_mlp_width(48);
     let mixer = config.mixer.forgetting_mut().unwrap();
     *mixer = ForgettingConfig { kv_heads: 2, ..mixer.clone() };
     let mut model = Model::init(&config, 9, &fox_cpu::device()).unwrap();
@@ -69,9 +67,7 @@ fn raw(model: &Model, tokens: &[u32]) -> Vec<[Vec<f32>; 3]> {
 fn heads_of_hybrids_are_named_by_their_layer() {
     let pattern = [LayerKind::GatedDeltaNet, LayerKind::Fox, LayerKind::Window(8)].to_vec();
     let mixer = HybridConfig::new(pattern, LayerConfigs::standard(32, 4));
-    let mut config = ModelConfig::with_mixer(32, 5, mixer, 4.0);
-    config.vocab_size = 64;
-    config.mlp.intermediate_size = Some(48);
+    let config = ModelConfig::with_mixer(32, 5, mixer, 4.0).with_vocab(64).with_mlp_width(48);
     let model = Model::init(&config, 9, &fox_cpu::device()).unwrap();
     let options = InspectOptions { heads: vec![(4, 3)], ..InspectOptions::default() };
     let seen = inspect(&subject(&model), &tokens(40), &options).unwrap();

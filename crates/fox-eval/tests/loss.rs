@@ -20,9 +20,7 @@ fn options(length: usize, documents: u64) -> LossOptions {
 }
 
 fn tiny() -> Model {
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = 64;
-    config.mlp.intermediate_size = Some(48);
+    let config = ModelConfig::fox_pro(32, 1, 2).with_vocab(64).with_mlp_width(48);
     Model::init(&config, 1, &fox_cpu::device()).unwrap()
 }
 

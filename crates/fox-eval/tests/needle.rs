@@ -63,9 +63,7 @@ fn named(model: &Model) -> Subject<'_> {
 }
 
 fn random_model(vocab: usize) -> Model {
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = vocab;
-    config.mlp.intermediate_size = Some(48);
+    let config = ModelConfig::fox_pro(32, 1, 2).with_vocab(vocab).with_mlp_width(48);
     Model::init(&config, 3, &fox_cpu::device()).unwrap()
 }
 

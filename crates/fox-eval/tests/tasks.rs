@@ -16,9 +16,7 @@ use fox_tensor::{Device, Segments, Tape};
 use serde_json::json;
 
 fn model(vocab: usize) -> Model {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = vocab;
-    config.mlp.intermediate_size = Some(48);
+    let config = ModelConfig::fox_pro(32, 2, 2).with_vocab(vocab).with_mlp_width(48);
     Model::init(&config, 5, &fox_cpu::device()).unwrap()
 }
 

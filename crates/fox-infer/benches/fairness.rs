@@ -31,8 +31,7 @@ fn main() {
         .map(|text| text.parse().expect("a number"));
     let chunk = arguments.next().unwrap_or(EngineOptions::default().prefill_chunk);
     let sequences = arguments.next().unwrap_or(4);
-    let mut config = ModelConfig::fox_pro(256, 4, 4);
-    config.vocab_size = 256;
+    let config = ModelConfig::fox_pro(256, 4, 4).with_vocab(256);
     let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let options = EngineOptions {

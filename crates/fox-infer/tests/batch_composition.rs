@@ -6,14 +6,9 @@ mod common;
 use common::{fixture, prompt, read};
 use fox_infer::{Engine, EngineOptions, Eviction, Request, Sampling, WeightFormat};
 
+#[rustfmt::skip]
 const FIXTURES: [&str; 8] = [
-    "fox_pro",
-    "fox_llama",
-    "fox_pro_rope",
-    "transformer_pro",
-    "fla_fox",
-    "delta_net",
-    "hgrn2",
+    "fox_pro", "fox_llama", "fox_pro_rope", "transformer_pro", "fla_fox", "delta_net", "hgrn2",
     "mamba2",
 ];
 

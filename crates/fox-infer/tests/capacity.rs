@@ -22,8 +22,7 @@ const PAGES: usize = 2 * 2 * 64 * (2 * 16 * 4 + 8);
 /// Remembers everything until it reads [`FORGET`].
 fn model() -> Model {
     let device = fox_cpu::device();
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::fox_pro(32, 2, 2).with_vocab(64);
     let mut model = Model::init(&config, 3, &device).unwrap();
     // Column 0 of the residual stream distinguishes the token from all others.
     let id = model.params().find("model.embeddings.weight").unwrap();
@@ -203,8 +202,7 @@ fn request_larger_than_the_cache_fails() {
     let FinishReason::Failed(words) = finished.reason else { panic!("{:?}", finished.reason) };
     assert!(words.contains("cache_bytes") && words.contains("352256 bytes"), "{words}");
     // What cannot forget is refused at once.
-    let mut config = ModelConfig::transformer_pro(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::transformer_pro(32, 2, 2).with_vocab(64);
     let keeps = Model::init(&config, 5, &fox_cpu::device()).unwrap();
     let engine = Engine::start(keeps, options(10)).unwrap();
     let refusal = engine.submit(Request::greedy(memorable(1, 4096), 8)).unwrap_err();
@@ -214,8 +212,7 @@ fn request_larger_than_the_cache_fails() {
 
 #[test]
 fn small_request_passes_a_large_one() {
-    let mut config = ModelConfig::transformer_pro(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::transformer_pro(32, 2, 2).with_vocab(64);
     let model = Model::init(&config, 5, &fox_cpu::device()).unwrap();
     let engine =
         Engine::start(model, EngineOptions { share_prefixes: false, ..options(40) }).unwrap();

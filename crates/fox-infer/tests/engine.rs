@@ -8,17 +8,10 @@ use std::sync::Arc;
 use common::{fixture, prompt, read, reference};
 use fox_infer::{Engine, EngineOptions, FinishReason, Refusal, Request};
 
+#[rustfmt::skip]
 const FIXTURES: [&str; 10] = [
-    "fox_pro",
-    "fox_llama",
-    "fox_pro_rope",
-    "fox_pro_bias_only",
-    "transformer_pro",
-    "transformer_llama_as_fox",
-    "fla_fox",
-    "delta_net",
-    "hgrn2",
-    "mamba2",
+    "fox_pro", "fox_llama", "fox_pro_rope", "fox_pro_bias_only", "transformer_pro",
+    "transformer_llama_as_fox", "fla_fox", "delta_net", "hgrn2", "mamba2",
 ];
 
 #[test]

@@ -38,8 +38,7 @@ fn asked_for(h: usize) -> f64 {
 /// ones, all others of zeros, so that the output of a head is the fraction of the old keys. The forgetting
 /// token decays head `h` by `decay[h]`.
 fn model(decay: [f64; HEADS], device: &Device) -> Model {
-    let mut config = ModelConfig::fox_llama(WIDTH, 1, HEADS);
-    config.vocab_size = VOCAB;
+    let mut config = ModelConfig::fox_llama(WIDTH, 1, HEADS).with_vocab(VOCAB);
     config.mixer = Box::new(ForgettingConfig {
         kv_heads: KV_HEADS,
         qk_norm: Some(QkNorm::PerHead),

@@ -12,8 +12,7 @@ use proptest::prelude::*;
 
 /// Two layers of four heads, of which only the last of each remembers for long.
 fn mostly_local(config: ForgettingConfig, device: &Device) -> Model {
-    let mut model_config = ModelConfig::fox_pro(64, 2, 4);
-    model_config.vocab_size = 64;
+    let mut model_config = ModelConfig::fox_pro(64, 2, 4).with_vocab(64);
     model_config.mixer = Box::new(config);
     let mut model = Model::init(&model_config, 3, device).unwrap();
     for layer in 0..2 {
@@ -105,8 +104,7 @@ fn bound_from_weights_without_qk_norm() {
 fn window_evicts_and_transformer_does_not() {
     let device = fox_cpu::device();
     let build = |window: Option<usize>| {
-        let mut config = ModelConfig::transformer_pro(32, 2, 2);
-        config.vocab_size = 64;
+        let mut config = ModelConfig::transformer_pro(32, 2, 2).with_vocab(64);
         if let Some(mixer) = config.mixer.forgetting_mut() {
             mixer.window = window;
         }

@@ -17,8 +17,7 @@ use serde_json::{Value, json};
 const END: i32 = 255;
 
 fn model() -> Model {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 260;
+    let config = ModelConfig::fox_pro(32, 2, 2).with_vocab(260);
     Model::init(&config, 7, &fox_cpu::device()).unwrap()
 }
 
@@ -228,8 +227,7 @@ fn hostile_grammars_are_refused_or_bounded() {
 #[test]
 fn byte_level_bpe_tokens_match() {
     let tokenizer = Tokenizer::from_name("gpt2").unwrap();
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = tokenizer.vocab_size() + 47;
+    let config = ModelConfig::fox_pro(32, 1, 2).with_vocab(tokenizer.vocab_size() + 47);
     let model = Model::init(&config, 7, &fox_cpu::device()).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, config.vocab_size).unwrap();
     let grammar = compiler.compile(&GrammarSpec::JsonSchema(schema())).unwrap();

@@ -12,8 +12,7 @@ fn model() -> Model {
     let words = ["fox", "window:50", "gated-delta-net", "mamba2"];
     let pattern = words.map(|word| LayerKind::parse(word).unwrap()).to_vec();
     let mixer = HybridConfig::new(pattern, LayerConfigs::standard(64, 4));
-    let mut config = ModelConfig::with_mixer(64, 4, mixer, 1.0);
-    config.vocab_size = 64;
+    let config = ModelConfig::with_mixer(64, 4, mixer, 1.0).with_vocab(64);
     let mut model = Model::init(&config, 3, &fox_cpu::device()).unwrap();
     let id = model.params().find("model.layers.0.attn.fgate_proj.bias").unwrap();
     let bias = model.device().from_f32(&[-1.0, 0.0, 1.0, 8.0], [4]).unwrap();

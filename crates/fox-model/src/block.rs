@@ -10,7 +10,7 @@ use fox_tensor::{Activation, DecodeBlock, DecodeMlp, Dropout, ParamId, Result, T
 
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
-use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
+use crate::mixers::{LayerParams, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
 /// One block: its mixer and where its other parameters are.
@@ -56,10 +56,11 @@ impl Block {
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
-        let context = LayerContext { index, prefix: &prefix, shared };
+        let mixer_norm = list.vector(ParamGroup::Norm, norm, width, 1.0);
+        let mut layer = LayerParams { index, prefix: &prefix, shared, list };
         Block {
-            mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
-            mixer: mixer.declare(config, &context, list),
+            mixer_norm,
+            mixer: mixer.declare(config, &mut layer),
             mlp: config.has_mlp().then(|| Mlp::declare(config, index, &block, list)),
             norm_eps: config.norm_eps as f32,
             width,

@@ -73,9 +73,7 @@ mod tests {
 
     #[test]
     fn flops_match_a_hand_count() {
-        let mut config = ModelConfig::fox_llama(256, 4, 4);
-        config.vocab_size = 256;
-        config.mlp.intermediate_size = Some(768);
+        let config = ModelConfig::fox_llama(256, 4, 4).with_vocab(256).with_mlp_width(768);
         let layer = 4 * 256 * 256 + 4 * 256 + 3 * 256 * 768;
         let expected = 6 * (4 * layer + 256 * 256) + 4 * 7 * 512 * 256;
         assert_eq!(config.train_flops_per_token(512), expected as f64);

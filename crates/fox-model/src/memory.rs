@@ -168,8 +168,7 @@ mod tests {
     #[test]
     fn memory_estimate_matches_a_gpu_measurement() {
         let estimate = |(width, layers, heads): (usize, usize, usize), batch: usize| {
-            let mut config = ModelConfig::fox_pro(width, layers, heads);
-            config.vocab_size = 50304;
+            let config = ModelConfig::fox_pro(width, layers, heads).with_vocab(50304);
             MemoryEstimate::new(&config, batch, 16384).unwrap()
         };
         let (m125, m360, m760) = ((768, 12, 12), (1024, 24, 16), (1536, 24, 24));

@@ -62,8 +62,7 @@ fn official_to_fla_and_back_is_the_identity() {
 #[test]
 fn saved_models_load_bit_exact() {
     let temp = tempdir().unwrap();
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 50;
+    let config = ModelConfig::fox_pro(32, 2, 2).with_vocab(50);
     let model = Model::init(&config, 7, &Device::naive()).unwrap();
     let whole = temp.path().join("deep/er/whole");
     model.save(&whole, &WriteOptions::for_model(&config)).unwrap();
@@ -115,9 +114,7 @@ fn old_names_are_read() {
 #[test]
 fn half_precision_rounds_to_nearest_even() {
     let temp = tempdir().unwrap();
-    let mut config = ModelConfig::fox_llama(8, 1, 1);
-    config.vocab_size = 2;
-    config.mlp.intermediate_size = Some(1);
+    let config = ModelConfig::fox_llama(8, 1, 1).with_vocab(2).with_mlp_width(1);
     // 1 + 2^-8 lies halfway between two bf16 values, 1 + 3 * 2^-8 as well; ties go to even.
     let values = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -2.5e-8, 65504.0, 0.1, f32::INFINITY];
     let source = |specs: &[fox_model::ParamSpec], id: ParamId| -> Vec<f32> {

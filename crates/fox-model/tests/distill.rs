@@ -8,9 +8,7 @@ const ROWS: usize = 12;
 const VOCAB: usize = 11;
 
 fn model(seed: u64, device: &Device) -> Model {
-    let mut config = ModelConfig::fox_llama(16, 1, 2);
-    config.vocab_size = VOCAB;
-    config.mlp.intermediate_size = Some(8);
+    let mut config = ModelConfig::fox_llama(16, 1, 2).with_vocab(VOCAB).with_mlp_width(8);
     config.initializer_range = 0.5;
     Model::init(&config, seed, device).unwrap()
 }
@@ -111,8 +109,7 @@ fn self_distillation_has_zero_gradient() {
 #[test]
 fn rejects_incompatible_teachers() {
     let device = Device::naive();
-    let mut config = ModelConfig::fox_llama(16, 1, 2);
-    config.vocab_size = VOCAB + 1;
+    let config = ModelConfig::fox_llama(16, 1, 2).with_vocab(VOCAB + 1);
     let other = Model::init(&config, 0, &device).unwrap();
     let error = model(1, &device).distil_from(other, 0.5).unwrap_err().to_string();
     assert_eq!(error, "a model with 11 token ids cannot learn from one with 12");

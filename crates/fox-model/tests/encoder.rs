@@ -12,8 +12,7 @@ const MASK: i32 = 18;
 const ROWS: usize = 70;
 
 fn config(mixer: ForgettingConfig) -> ModelConfig {
-    let mut config = ModelConfig::with_mixer(32, 2, mixer, 3.5);
-    config.vocab_size = VOCAB;
+    let mut config = ModelConfig::with_mixer(32, 2, mixer, 3.5).with_vocab(VOCAB);
     config.tokens.mask = Some(MASK as usize);
     config.mlp.intermediate_size = Some(24);
     config.initializer_range = 0.3;

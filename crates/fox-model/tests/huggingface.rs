@@ -10,16 +10,10 @@ use fox_model::{
     convert_checkpoint,
 };
 
+#[rustfmt::skip]
 const DUMPS: [&str; 9] = [
-    "hf_llama",
-    "hf_llama_bf16",
-    "hf_llama_gqa_tied",
-    "hf_llama_head_dim",
-    "hf_llama_rope_llama3",
-    "hf_llama_sharded",
-    "hf_mistral_window",
-    "hf_qwen2",
-    "hf_qwen3",
+    "hf_llama", "hf_llama_bf16", "hf_llama_gqa_tied", "hf_llama_head_dim", "hf_llama_rope_llama3",
+    "hf_llama_sharded", "hf_mistral_window", "hf_qwen2", "hf_qwen3",
 ];
 
 fn dump(name: &str) -> PathBuf {

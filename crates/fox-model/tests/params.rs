@@ -5,8 +5,7 @@ use fox_model::{DecayTime, ForgetGate, Model, ModelConfig, ParamSpec};
 use fox_tensor::{Device, WeightFormat};
 
 fn small() -> ModelConfig {
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = 400;
+    let mut config = ModelConfig::fox_pro(32, 1, 2).with_vocab(400);
     config.tokens.pad = Some(3);
     config
 }

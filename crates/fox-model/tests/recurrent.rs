@@ -99,8 +99,7 @@ fn sizes_of_hgrn2_follow_its_heads() {
 fn official_hgrn2_has_no_lower_bounds() {
     let device = Device::naive();
     let config = |lower_bounds: LowerBounds| {
-        let mut config = ModelConfig::hgrn2(32, 3, 2);
-        config.vocab_size = 61;
+        let mut config = ModelConfig::hgrn2(32, 3, 2).with_vocab(61);
         let (heads, expand_ratio) = (2, 16);
         config.mixer =
             Box::new(Hgrn2Config { heads, expand_ratio, lower_bounds, output_norm_eps: 1e-5 });
@@ -170,8 +169,7 @@ fn fixed_gates_are_alibi() {
         ForgetGate::Fixed { decay_time: Some(time) },
         ForgetGate::BiasOnly { decay_time: Some(time) },
     ] {
-        let mut config = ModelConfig::fox_llama(heads * d, 1, heads);
-        config.vocab_size = 8;
+        let mut config = ModelConfig::fox_llama(heads * d, 1, heads).with_vocab(8);
         config.mixer = Box::new(ForgettingConfig { gate, ..ForgettingConfig::fox_llama(heads) });
         let model = Model::init(&config, 0, &device).unwrap();
         let id = model.params().find("model.layers.0.attn.fgate_bias").unwrap();

@@ -8,9 +8,7 @@ const ROWS: usize = 20;
 
 fn model(sink: bool, device: &Device) -> Model {
     let mixer = ForgettingConfig { sink, kv_heads: 1, ..ForgettingConfig::fox_llama(2) };
-    let mut config = ModelConfig::with_mixer(16, 2, mixer, 4.0);
-    config.vocab_size = 13;
-    config.mlp.intermediate_size = Some(8);
+    let mut config = ModelConfig::with_mixer(16, 2, mixer, 4.0).with_vocab(13).with_mlp_width(8);
     config.initializer_range = 0.4;
     Model::init(&config, 5, device).unwrap()
 }

@@ -10,8 +10,7 @@ const VOCAB: usize = 20;
 
 /// Strong decays: both biases near 0.
 fn config(mixer: WallConfig) -> ModelConfig {
-    let mut config = ModelConfig::wall(32, 2, 4);
-    config.vocab_size = VOCAB;
+    let mut config = ModelConfig::wall(32, 2, 4).with_vocab(VOCAB);
     config.initializer_range = 0.3;
     config.mixer = Box::new(WallConfig { gate_init_bias: 1.0, ..mixer });
     config

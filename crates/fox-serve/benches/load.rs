@@ -39,8 +39,7 @@ fn main() {
         .map(|text| text.parse().expect("a number"));
     let seconds = arguments.next().unwrap_or(60);
     let (width, layers) = (arguments.next().unwrap_or(512), arguments.next().unwrap_or(8));
-    let mut config = ModelConfig::fox_pro(width, layers, width / 64);
-    config.vocab_size = 256;
+    let config = ModelConfig::fox_pro(width, layers, width / 64).with_vocab(256);
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let options = EngineOptions { max_batch: 32, max_queue: 24, ..EngineOptions::default() };
     let engine = Engine::start(model, options).unwrap();

@@ -20,128 +20,59 @@ const fn field(name: &'static str, form: &'static str, meaning: &'static str) ->
 /// Tables of the fields that a parser may take.
 pub(crate) type KnownFields = &'static [&'static [Field]];
 
+#[rustfmt::skip] // a row per line
 pub(crate) const TEXT: &[Field] = &[
-    field(
-        "prompt",
-        "text, ids, or a list of either",
-        "what is continued; every element of a list is a prompt",
-    ),
-    field(
-        "logprobs",
-        "count, none",
-        "log-probabilities of tokens, each with this number of alternatives",
-    ),
+    field("prompt", "text, ids, or a list of either", "what is continued; every element of a list is a prompt"),
+    field("logprobs", "count, none", "log-probabilities of tokens, each with this number of alternatives"),
     field("suffix", "text", "refused unless it is empty"),
 ];
 
+#[rustfmt::skip] // a row per line
 pub(crate) const CHAT: &[Field] = &[
-    field(
-        "messages",
-        "list",
-        "the conversation: `role`, `content`, and what the chat template reads besides",
-    ),
-    field(
-        "add_generation_prompt",
-        "boolean, true",
-        "end the prompt where the template begins an answer",
-    ),
+    field("messages", "list", "the conversation: `role`, `content`, and what the chat template reads besides"),
+    field("add_generation_prompt", "boolean, true", "end the prompt where the template begins an answer"),
     field("logprobs", "boolean, false", "log-probabilities of tokens"),
     field("top_logprobs", "count, 0", "alternatives per token; needs `logprobs`"),
     field("tools", "list, none", "functions that the model may call, passed to the chat template"),
-    field(
-        "tool_choice",
-        "text or object, `auto`",
-        "`none`, `auto`, `required`, or the name of a tool",
-    ),
-    field(
-        "parallel_tool_calls",
-        "boolean, true",
-        "whether an answer that must call a tool may call several",
-    ),
+    field("tool_choice", "text or object, `auto`", "`none`, `auto`, `required`, or the name of a tool"),
+    field("parallel_tool_calls", "boolean, true", "whether an answer that must call a tool may call several"),
     field("functions", "list", "refused unless it is empty: use `tools`"),
     field("function_call", "text", "refused unless it is `none` or `auto`: use `tool_choice`"),
     field("audio", "object", "refused"),
 ];
 
 /// Fields of completions and of chats.
+#[rustfmt::skip] // a row per line
 pub(crate) const COMMON: &[Field] = &[
     field("model", "text, none", "name or alias of the served model; another one is 404"),
     field("max_tokens", "count, 16; chats 1,024", "longest answer in tokens"),
-    field(
-        "max_completion_tokens",
-        "count",
-        "the same under OpenAI's newer name; it counts when both are given",
-    ),
+    field("max_completion_tokens", "count", "the same under OpenAI's newer name; it counts when both are given"),
     field("min_tokens", "count, 0", "end tokens are not sampled before"),
     field("temperature", "number, `generation_config.json` or 1", "0 is greedy"),
-    field(
-        "top_k",
-        "count, as above or 0",
-        "sample from the likeliest tokens only; 0 and -1 are all of them",
-    ),
-    field(
-        "top_p",
-        "number, as above or 1",
-        "sample from the likeliest tokens with this total probability",
-    ),
-    field(
-        "min_p",
-        "number, as above or 0",
-        "drop tokens below this fraction of the largest probability",
-    ),
-    field(
-        "repetition_penalty",
-        "number, as above or 1",
-        "divides the logits of tokens that occurred",
-    ),
-    field(
-        "presence_penalty",
-        "-2 to 2, 0",
-        "subtracted from the logits of tokens that were generated",
-    ),
+    field("top_k", "count, as above or 0", "sample from the likeliest tokens only; 0 and -1 are all of them"),
+    field("top_p", "number, as above or 1", "sample from the likeliest tokens with this total probability"),
+    field("min_p", "number, as above or 0", "drop tokens below this fraction of the largest probability"),
+    field("repetition_penalty", "number, as above or 1", "divides the logits of tokens that occurred"),
+    field("presence_penalty", "-2 to 2, 0", "subtracted from the logits of tokens that were generated"),
     field("frequency_penalty", "-2 to 2, 0", "the same, times the number of occurrences"),
     field("logit_bias", "object of id and -100 to 100", "added to the logits of these tokens"),
-    field(
-        "seed",
-        "integer, random",
-        "the same seed gives the same answer, whatever else is in the batch",
-    ),
+    field("seed", "integer, random", "the same seed gives the same answer, whatever else is in the batch"),
     field("n", "count, 1", "answers per prompt"),
-    field(
-        "best_of",
-        "count, `n`",
-        "answers that are generated; the `n` likeliest per token are returned",
-    ),
+    field("best_of", "count, `n`", "answers that are generated; the `n` likeliest per token are returned"),
     field("stop", "text or list, none", "texts that end an answer; they are not returned"),
     field("stop_token_ids", "list of ids, none", "ids that end an answer"),
     field("ignore_eos", "boolean, false", "continue after end tokens"),
-    field(
-        "echo",
-        "boolean, false",
-        "return the prompt in front of the answer, with its log-probabilities",
-    ),
+    field("echo", "boolean, false", "return the prompt in front of the answer, with its log-probabilities"),
     field("prompt_logprobs", "count, none", "log-probabilities of the prompt in vLLM's form"),
     field("stream", "boolean, false", "answer as server-sent events"),
     field("stream_options", "object", "`include_usage`: a last event with the number of tokens"),
-    field(
-        "add_special_tokens",
-        "boolean, true; chats as the template needs",
-        "put the start token in front",
-    ),
-    field(
-        "response_format",
-        "object, text",
-        "`json_object`, or a `json_schema` that the answer matches",
-    ),
+    field("add_special_tokens", "boolean, true; chats as the template needs", "put the start token in front"),
+    field("response_format", "object, text", "`json_object`, or a `json_schema` that the answer matches"),
     field("guided_json", "JSON schema", "the same in vLLM's form"),
     field("guided_regex", "text", "a regular expression that the answer matches"),
     field("guided_choice", "list of texts", "the answer is one of them"),
     field("guided_grammar", "text", "a Lark grammar that the answer matches"),
-    field(
-        "structured_outputs",
-        "object",
-        "`json`, `regex`, `choice`, `grammar` or `json_object`: vLLM's newer form",
-    ),
+    field("structured_outputs", "object", "`json`, `regex`, `choice`, `grammar` or `json_object`: vLLM's newer form"),
 ];
 
 pub(crate) const STREAM_OPTIONS: &[Field] = &[field("include_usage", "boolean, false", "")];
@@ -154,22 +85,15 @@ pub(crate) const STRUCTURED_OUTPUTS: &[Field] = &[
     field("grammar", "text", ""),
 ];
 
+#[rustfmt::skip] // a row per line
 pub(crate) const RESPONSES: &[Field] = &[
-    field(
-        "input",
-        "text or list",
-        "a text of the user, or messages, function calls and their outputs",
-    ),
+    field("input", "text or list", "a text of the user, or messages, function calls and their outputs"),
     field("instructions", "text, none", "a system message in front"),
     field("max_output_tokens", "count, 1,024", "longest answer in tokens"),
     field("tools", "list, none", "functions in the flat form of this API"),
     field("tool_choice", "text or object, `auto`", "as in chats, with `name` at the top"),
     field("text", "object", "`format`: `json_object`, or `json_schema` with its schema"),
-    field(
-        "previous_response_id",
-        "text",
-        "refused: responses are not stored, send the whole input",
-    ),
+    field("previous_response_id", "text", "refused: responses are not stored, send the whole input"),
     field("conversation", "object", "refused, for the same reason"),
     field("background", "boolean", "refused unless it is false"),
 ];
@@ -183,15 +107,12 @@ pub(crate) const MESSAGES: &[Field] = &[
     field("tool_choice", "object, `auto`", "`auto`, `any`, `none`, or `tool` with its `name`"),
 ];
 
+#[rustfmt::skip] // a row per line
 pub(crate) const TOKENIZE: &[Field] = &[
     field("model", "text, none", "name or alias of the served model"),
     field("prompt", "text", "this, or `messages`, is required"),
     field("messages", "list", "a conversation, formatted by the chat template"),
-    field(
-        "add_generation_prompt",
-        "boolean, true",
-        "end the prompt where the template begins an answer",
-    ),
+    field("add_generation_prompt", "boolean, true", "end the prompt where the template begins an answer"),
     field("add_special_tokens", "boolean, true", "put the start token in front"),
     field("return_token_strs", "boolean, false", "return the text of every token, too"),
 ];
@@ -208,25 +129,14 @@ pub(crate) const INSPECT: &[Field] = &[
 ];
 
 /// Status, code and cause of an error; a code of `-` is null in the body.
+#[rustfmt::skip] // a row per line
 pub(crate) static ERRORS: &[(u16, &str, &str)] = &[
     (400, "-", "the body is not a JSON object, or `param` names an invalid field"),
     (400, "context_length_exceeded", "prompt and `max_tokens` exceed `--max-context`"),
     (400, "cache_size_exceeded", "the sequence alone does not fit into `--cache`"),
-    (
-        400,
-        "unsupported_parameter",
-        "a field of OpenAI's API that would change the answer and is not supported",
-    ),
-    (
-        401,
-        "invalid_api_key",
-        "the key is missing or wrong: `Authorization: Bearer KEY`, or `x-api-key: KEY`",
-    ),
-    (
-        403,
-        "host_not_allowed",
-        "a server on loopback was addressed by another name; `--allow-origin` permits it",
-    ),
+    (400, "unsupported_parameter", "a field of OpenAI's API that would change the answer and is not supported"),
+    (401, "invalid_api_key", "the key is missing or wrong: `Authorization: Bearer KEY`, or `x-api-key: KEY`"),
+    (403, "host_not_allowed", "a server on loopback was addressed by another name; `--allow-origin` permits it"),
     (404, "-", "the path is unknown"),
     (404, "model_not_found", "`model` is neither the served model nor an alias"),
     (405, "-", "the path has another method, which `Allow` names"),
@@ -234,11 +144,7 @@ pub(crate) static ERRORS: &[(u16, &str, &str)] = &[
     (413, "-", "the body is too large (16 MiB)"),
     (413, "memory_limit_exceeded", "the answer alone exceeds `--answer-memory`"),
     (415, "-", "the header `Content-Type: application/json` is missing"),
-    (
-        429,
-        "queue_full",
-        "more than `--max-queue` requests wait; `Retry-After` says when to try again",
-    ),
+    (429, "queue_full", "more than `--max-queue` requests wait; `Retry-After` says when to try again"),
     (429, "memory_in_use", "`--answer-memory` is in use at the moment; try again"),
     (500, "-", "an error of the server"),
     (501, "unsupported_endpoint", "a route of OpenAI's API that is not supported"),

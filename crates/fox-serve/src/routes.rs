@@ -41,22 +41,15 @@ pub(crate) enum Route<'a> {
 }
 
 /// Path, route and description, for the guide's `reference-http.md`; besides these there are the files of the page.
+#[rustfmt::skip] // a row per line
 pub(crate) static ROUTES: &[(&str, Route<'static>, &str)] = &[
     ("/v1/completions", Route::Completions, "continues texts; OpenAI's API"),
     ("/v1/chat/completions", Route::ChatCompletions, "answers a conversation; OpenAI's API"),
     ("/v1/responses", Route::Responses, "OpenAI's newer API, translated to a chat"),
     ("/v1/messages", Route::Messages, "Anthropic's API, translated to a chat"),
     ("/v1/models", Route::Models, "the served model and its aliases"),
-    (
-        "/v1/models/NAME",
-        Route::Model("NAME"),
-        "one of them: context length, vocabulary, layers, heads",
-    ),
-    (
-        "/v1/embeddings",
-        Route::Unsupported(NO_EMBEDDINGS),
-        "501; vectors of texts are printed by `fox embed`",
-    ),
+    ("/v1/models/NAME", Route::Model("NAME"), "one of them: context length, vocabulary, layers, heads"),
+    ("/v1/embeddings", Route::Unsupported(NO_EMBEDDINGS), "501; vectors of texts are printed by `fox embed`"),
     ("/tokenize", Route::Tokenize, "text or messages to ids"),
     ("/detokenize", Route::Detokenize, "ids to text"),
     ("/tokenizer_info", Route::TokenizerInfo, "vocabulary, markers, chat template"),

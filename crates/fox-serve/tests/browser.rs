@@ -276,8 +276,7 @@ fn page_compares_two_models() {
 
 /// A random model with 24 layers of 24 heads.
 fn many_heads() -> Model {
-    let mut config = ModelConfig::fox_pro(384, 24, 24);
-    config.vocab_size = 256;
+    let config = ModelConfig::fox_pro(384, 24, 24).with_vocab(256);
     Model::init(&config, 7, &fox_cpu::device()).unwrap()
 }
 

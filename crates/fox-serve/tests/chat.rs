@@ -248,8 +248,7 @@ fn prompt_logprobs_equal_echo() {
 /// Every id of `config.json`, `generation_config.json` and the tokenizer ends an answer.
 #[test]
 fn stops_at_every_end_id() {
-    let mut config = fox_model::ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 256;
+    let mut config = fox_model::ModelConfig::fox_pro(32, 2, 2).with_vocab(256);
     config.tokens.eos = vec![3, 4];
     let model = fox_model::Model::init(&config, 7, &fox_cpu::device()).unwrap();
     let options = ServeOptions { end_ids: vec![4, 5], ..ServeOptions::default() };

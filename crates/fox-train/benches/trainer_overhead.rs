@@ -19,17 +19,11 @@ use fox_train::data::RunData;
 use fox_train::{Event, RunSpec, recipe, train};
 
 /// The shapes of the comparison.
+#[rustfmt::skip]
 const SHAPES: [&str; 11] = [
-    "model.hidden_size=256",
-    "model.num_hidden_layers=4",
-    "model.num_heads=4",
-    "model.intermediate_size=768",
-    "data.sequence_length=512",
-    "training.batch=8",
-    "evaluation.sequences=0",
-    "checkpoints.every=0",
-    "metrics.every=1",
-    "metrics.details_every=50",
+    "model.hidden_size=256", "model.num_hidden_layers=4", "model.num_heads=4",
+    "model.intermediate_size=768", "data.sequence_length=512", "training.batch=8",
+    "evaluation.sequences=0", "checkpoints.every=0", "metrics.every=1", "metrics.details_every=50",
     "schedule.warmup_tokens=4096",
 ];
 

@@ -16,14 +16,14 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use fox_model::mixers::{
-    Architecture, FileFormat, Format, LayerContext, MixerContext, MixerFamily, MixerOutput,
+    Architecture, FileFormat, Format, LayerParams, MixerContext, MixerFamily, MixerOutput,
     RecurrentStateSpec, SavedActivations, ScanShape, StateSpec, register, saved_states, scan,
 };
 use fox_model::{
     Cache, CheckpointLayout, CheckpointReader, DecayTime, Fields, ForwardOptions, Init, LayerState,
-    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Validator,
+    Mixer, MixerConfig, Model, ModelConfig, Validator,
 };
-use fox_tensor::{ParamId, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var};
+use fox_tensor::{ParamId, ScanVars, Segments, Tape, Var};
 use fox_train::{Event, RunSpec, recipe, train};
 use serde_json::{Map, Value, json};
 
@@ -55,21 +55,12 @@ impl MixerConfig for AverageConfig {
         })
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
         let (width, std) = (model.hidden_size, model.initializer_range);
-        let mut matrix = |name: &str| {
-            let name = format!("{}.{name}.weight", context.prefix);
-            list.matrix(ParamGroup::Mixer, name, width, width, std)
-        };
+        let mut matrix = |name: &str| layer.matrix(name, (width, width), std);
         let (v_proj, g_proj, o_proj) = (matrix("v_proj"), matrix("g_proj"), matrix("o_proj"));
         let start = Init::Given(self.memory.gate_biases(width));
-        let name = format!("{}.theta", context.prefix);
-        let theta = list.push(ParamGroup::Mixer, name, vec![width, 1], false, start);
+        let theta = layer.push("theta", &[width, 1], false, start);
         Box::new(AverageLayer { width, v_proj, g_proj, theta, o_proj })
     }
 
@@ -79,10 +70,13 @@ impl MixerConfig for AverageConfig {
     }
 
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
-        let heads = model.hidden_size;
-        ScanShape { heads, key_heads: heads, key_dim: 1, value_dim: 1, delta: false }
-            .train_flops(seq)
+        averages(model.hidden_size).train_flops(seq)
     }
+}
+
+/// Every channel is a head with a state of one number.
+fn averages(heads: usize) -> ScanShape {
+    ScanShape { heads, key_heads: heads, key_dim: 1, value_dim: 1, delta: false }
 }
 
 /// Where the parameters of a layer are.
@@ -110,15 +104,7 @@ impl Mixer for AverageLayer {
         let ones = Var::constant(tape.device().full([x.value().rows(), 1], 1.0)?);
         let logits = tape.linear(&ones, &var(self.theta), None)?;
         let (g, rest, log_f) = tape.hgrn_gates(&g, &logits, None)?;
-        let spec = ScanSpec {
-            heads: self.width,
-            key_heads: self.width,
-            key_dim: 1,
-            value_dim: 1,
-            scale: 1.0,
-            update: StateUpdate::Add,
-            segments: context.segments.clone(),
-        };
+        let spec = averages(self.width).spec(1.0, context.segments);
         let vars =
             ScanVars { q: &g, k: &rest, v: &v, log_decay: Some(&log_f), write: None, skip: None };
         let h = scan(tape, &vars, &spec, state.and_then(LayerState::recurrent))?;

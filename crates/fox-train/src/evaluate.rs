@@ -250,8 +250,7 @@ mod tests {
 
     #[test]
     fn fresh_model_has_uniform_loss_on_small_data() {
-        let mut config = ModelConfig::fox_llama(32, 1, 2);
-        config.vocab_size = 50;
+        let config = ModelConfig::fox_llama(32, 1, 2).with_vocab(50);
         let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();
         let documents = vec![(0..70u32).map(|i| i % 50).collect()];
         let data = Arc::new(MemoryDataset::new(documents, 50, 0, "test"));

@@ -106,8 +106,7 @@ mod tests {
     #[test]
     fn concurrent_exports_leave_one_model() {
         let folder = tempfile::tempdir().unwrap();
-        let mut config = ModelConfig::fox_llama(16, 1, 1);
-        config.vocab_size = 256;
+        let config = ModelConfig::fox_llama(16, 1, 1).with_vocab(256);
         let tokenizer = Some(Tokenizer::from_name("bytes").unwrap());
         let companions = &Companions { tokenizer, ..Companions::default() };
         let models: Vec<Model> =

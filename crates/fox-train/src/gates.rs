@@ -94,8 +94,7 @@ mod tests {
 
     #[test]
     fn half_lives_of_fixed_gates() {
-        let mut config = ModelConfig::fox_llama(32, 2, 4);
-        config.vocab_size = 16;
+        let mut config = ModelConfig::fox_llama(32, 2, 4).with_vocab(16);
         config.mixer = Box::new(ForgettingConfig {
             gate: ForgetGate::Fixed { decay_time: Some(DecayTime { min: 2.0, max: 128.0 }) },
             ..ForgettingConfig::fox_llama(4)
@@ -117,8 +116,7 @@ mod tests {
     /// Gates of the second layer depend on what the first has attended to.
     #[test]
     fn half_lives_respect_document_boundaries() {
-        let mut config = ModelConfig::fox_llama(32, 2, 4);
-        config.vocab_size = 16;
+        let config = ModelConfig::fox_llama(32, 2, 4).with_vocab(16);
         let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();
         let state = LoaderState { next_batch: 1, fingerprint: 0 };
         // The same document twice.

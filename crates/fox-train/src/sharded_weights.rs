@@ -287,8 +287,7 @@ mod tests {
     use super::*;
 
     fn model() -> Model {
-        let mut config = ModelConfig::fox_pro(64, 3, 2);
-        config.vocab_size = 100;
+        let config = ModelConfig::fox_pro(64, 3, 2).with_vocab(100);
         Model::init(&config, 0, &fox_cpu::device()).unwrap()
     }
 

@@ -272,15 +272,18 @@ mod tests {
     const HALF: Dropout =
         Dropout { rate: 0.5, seed: 3, rows: RowNumbers { first: 0, width: 1, stride: 1 } };
 
+    fn model() -> Model {
+        let config = ModelConfig::fox_pro(32, 2, 2).with_vocab(31);
+        Model::init(&config, 1, &fox_cpu::device()).unwrap()
+    }
+
     fn whole_gradient(
         batch: &Batch,
         micro: usize,
         recompute: bool,
         dropout: Option<Dropout>,
     ) -> (f64, Vec<f32>) {
-        let mut config = ModelConfig::fox_pro(32, 2, 2);
-        config.vocab_size = 31;
-        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let model = model();
         let options = ForwardOptions { recompute, dropout, ..Default::default() };
         let portion = RankShard::whole(batch, micro);
         let (gradients, loss) = gradient(&model, batch, &portion, &options).unwrap();
@@ -308,9 +311,7 @@ mod tests {
     #[test]
     fn losses_are_downloaded_once() {
         let batch = batch(4, 24, None);
-        let mut config = ModelConfig::fox_pro(32, 2, 2);
-        config.vocab_size = 31;
-        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let model = model();
         let options = ForwardOptions::default();
         for micro in [1, 2, 4] {
             let before = model.device().downloads();
@@ -323,9 +324,7 @@ mod tests {
     #[test]
     fn loss_is_sum_of_micro_batches() {
         let batch = batch(4, 24, None);
-        let mut config = ModelConfig::fox_pro(32, 2, 2);
-        config.vocab_size = 31;
-        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let model = model();
         let options = ForwardOptions::default();
         let mut sum = 0.0;
         for row in 0..4 {
@@ -350,9 +349,7 @@ mod tests {
     #[test]
     fn tree_reduction_is_independent_of_ranks() {
         let batch = batch(8, 24, None);
-        let mut config = ModelConfig::fox_pro(32, 2, 2);
-        config.vocab_size = 31;
-        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let model = model();
         let options = ForwardOptions { dropout: Some(HALF), ..Default::default() };
         let sum = |rows: Range<usize>| {
             let (micro_batch, reduction) = (1, Reduction::Tree);

@@ -19,8 +19,7 @@ struct Bench {
 
 impl Bench {
     fn new(folder: &Path, keep: usize, keep_every: u64) -> Bench {
-        let mut config = ModelConfig::fox_llama(16, 1, 2);
-        config.vocab_size = 8;
+        let config = ModelConfig::fox_llama(16, 1, 2).with_vocab(8);
         let model = Model::init(&config, 3, &fox_cpu::device()).unwrap();
         let updater =
             Updater::new(&OptimizerRecipe::default(), None, model.params(), model.device())

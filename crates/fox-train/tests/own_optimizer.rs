@@ -55,8 +55,7 @@ impl Optimizer for SignDescent {
 #[test]
 fn external_optimizer_minimizes_quadratic() {
     let device = fox_cpu::device();
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = 16;
+    let config = ModelConfig::fox_pro(32, 1, 2).with_vocab(16);
     let model = Model::init(&config, 0, &device).unwrap();
     let (_, spec, start) = model.params().iter().find(|(_, spec, _)| spec.trainable).unwrap();
     let (rule, mut value) = (SignDescent::default(), start.clone());

@@ -24,212 +24,110 @@ pub(crate) const GROUPS: &[(&str, &[&str])] = &[
 /// Two examples of a command, and its chapter in `docs/guide/src`.
 struct Usage {
     command: &'static str,
-    examples: [&'static str; 2],
     chapter: &'static str,
+    examples: [&'static str; 2],
 }
 
-const fn usage(command: &'static str, examples: [&'static str; 2], chapter: &'static str) -> Usage {
-    Usage { command, examples, chapter }
+const fn usage(command: &'static str, chapter: &'static str, examples: [&'static str; 2]) -> Usage {
+    Usage { command, chapter, examples }
 }
 
+#[rustfmt::skip] // a row per command
 const USAGES: &[Usage] = &[
-    usage("demo", ["fox demo", "fox demo --tokens 2e5 --seeds 1 --out quick"], "demo"),
-    usage(
-        "prepare",
-        [
-            "fox prepare books/ shards --tokenizer bytes",
-            "fox prepare novel.txt shards --tokenizer bytes --heldout-ends 0.05",
-        ],
-        "own-text",
-    ),
-    usage(
-        "train",
-        ["fox train --data my.txt", "fox train tiny-fox-pro -o runs/tiny --tokens 1e6 --baseline"],
-        "own-text",
-    ),
-    usage("watch", ["fox watch runs/my", "fox watch runs/my --out page.html"], "own-text"),
-    usage(
-        "launch",
-        [
-            "fox launch --gpus 8 -- train fox-pro-125m --data shards",
-            "fox launch --ranks 2 -- train tiny-fox-pro --device cpu",
-        ],
-        "many-gpus",
-    ),
-    usage(
-        "sweep",
-        [
-            "fox sweep tiny-table3 --out table3",
-            "fox sweep tiny-fox-pro tiny-transformer --set training.seed=0..4 --out seeds",
-        ],
-        "experiments",
-    ),
-    usage(
-        "reproduce",
-        ["fox reproduce --dry-run", "fox reproduce --only main,gates --out report"],
-        "experiments",
-    ),
-    usage(
-        "eval",
-        ["fox eval loss runs/tiny", "fox eval needle runs/tiny --lengths 256,512"],
-        "inspect",
-    ),
-    usage(
-        "eval loss",
-        [
-            "fox eval loss runs/tiny --length 1024",
-            "fox eval loss FoX=runs/a RoPE=runs/b --data shards",
-        ],
-        "inspect",
-    ),
-    usage(
-        "eval needle",
-        [
-            "fox eval needle runs/tiny --lengths 256,512,1024",
-            "fox eval needle runs/my --haystack novel.txt --json",
-        ],
-        "tasks",
-    ),
-    usage(
-        "eval ruler",
-        [
-            "fox eval ruler runs/my --lengths 1024,2048,4096",
-            "fox eval ruler runs/my --file niah.jsonl --json",
-        ],
-        "tasks",
-    ),
-    usage(
-        "eval boundaries",
-        [
-            "fox eval boundaries runs/code --boundary \"^}$\"",
-            "fox eval boundaries runs/novel --boundary \"^CHAPTER\" --data novel.txt",
-        ],
-        "tasks",
-    ),
-    usage(
-        "eval tasks",
-        ["fox eval tasks --list", "fox eval tasks runs/my --tasks piqa --task-data tasks"],
-        "tasks",
-    ),
-    usage(
-        "eval accuracy",
-        [
-            "fox eval accuracy runs/mqar",
-            "fox eval accuracy runs/flip-flop --settings 512x0.98 --cases 200",
-        ],
-        "tasks",
-    ),
-    usage(
-        "inspect",
-        ["fox inspect --text novel.txt", "fox inspect runs/tiny --length 512 --heads 0:0,1:1"],
-        "inspect",
-    ),
-    usage(
-        "embed",
-        [
-            "fox embed runs/encoder --text \"The fox\"",
-            "fox embed runs/encoder --file texts.jsonl --normalize > vectors.jsonl",
-        ],
-        "encoders",
-    ),
-    usage(
-        "generate",
-        [
-            "fox generate -p \"The fox\"",
-            "fox generate runs/my \"Once upon a time\" --max-tokens 200 --seed 1",
-        ],
-        "generate",
-    ),
-    usage("chat", ["fox chat", "fox chat runs/my"], "generate"),
-    usage("serve", ["fox serve", "fox serve runs/my --port 8000 --api-key secret"], "serving"),
-    usage(
-        "compare",
-        [
-            "fox compare runs/fox runs/transformer",
-            "fox compare A=runs/a B=runs/b --length 1024 --out a-and-b",
-        ],
-        "experiments",
-    ),
-    usage("bench", ["fox bench train", "fox bench attention --seq 16384 --acp=-10"], "speed"),
-    usage(
-        "bench attention",
-        ["fox bench attention --seq 8192", "fox bench attention --seq 16384 --acp=-10 --json"],
-        "speed",
-    ),
-    usage(
-        "bench train",
-        ["fox bench train --arch fox-pro", "fox bench train --seq 2048 --batch 2 --json"],
-        "speed",
-    ),
-    usage(
-        "bench hybrid",
-        ["fox bench hybrid fox-window-125m", "fox bench hybrid --seq 1024 --batch 1"],
-        "speed",
-    ),
-    usage(
-        "bench decode",
-        ["fox bench decode fox-pro-125m", "fox bench decode runs/my/export --tokens 64"],
-        "speed",
-    ),
-    usage(
-        "bench throughput",
-        [
-            "fox bench throughput fox-pro-125m",
-            "fox bench throughput fox-pro-125m --sequences 1,16 --context 64",
-        ],
-        "speed",
-    ),
-    usage(
-        "bench capacity",
-        [
-            "fox bench capacity fox-pro-125m --memory 64,4096",
-            "fox bench capacity runs/my/export --context 8192",
-        ],
-        "speed",
-    ),
-    usage(
-        "bench greedy",
-        ["fox bench greedy", "fox bench greedy --arch mamba2 --layers 4"],
-        "speed",
-    ),
-    usage(
-        "bench logprobs",
-        ["fox bench logprobs fox-pro-125m", "fox bench logprobs runs/my/export --weights bf16"],
-        "speed",
-    ),
-    usage("bench compare", ["fox bench compare", "fox bench compare --seq 4096 --json"], "speed"),
-    usage(
-        "verify",
-        [
-            "fox verify fixtures/models/fox_pro",
-            "fox verify fixtures/models/fox_pro --device cpu --json",
-        ],
-        "correctness",
-    ),
-    usage("selftest", ["fox selftest", "fox selftest --only attention --verbose"], "correctness"),
-    usage("info", ["fox info runs/my", "fox info fox-pro-760m --seq 16384 --batch 4"], "formats"),
-    usage(
-        "convert",
-        [
-            "fox convert runs/my/export for-fla --to fla",
-            "fox convert runs/my/export small --to hf --dtype bf16",
-        ],
-        "fine-tuning",
-    ),
-    usage(
-        "retrofit",
-        [
-            "fox retrofit llama-folder with-gates",
-            "fox retrofit llama-folder with-gates --memory 4096 --output-gate",
-        ],
-        "fine-tuning",
-    ),
-    usage(
-        "completions",
-        ["fox completions bash > fox.bash", "fox completions zsh > _fox"],
-        "install",
-    ),
-    usage("man", ["fox man man1", "fox man ~/.local/share/man/man1"], "install"),
+    usage("demo", "demo", ["fox demo", "fox demo --tokens 2e5 --seeds 1 --out quick"]),
+    usage("prepare", "own-text", [
+        "fox prepare books/ shards --tokenizer bytes",
+        "fox prepare novel.txt shards --tokenizer bytes --heldout-ends 0.05",
+    ]),
+    usage("train", "own-text", [
+        "fox train --data my.txt",
+        "fox train tiny-fox-pro -o runs/tiny --tokens 1e6 --baseline",
+    ]),
+    usage("watch", "own-text", ["fox watch runs/my", "fox watch runs/my --out page.html"]),
+    usage("launch", "many-gpus", [
+        "fox launch --gpus 8 -- train fox-pro-125m --data shards",
+        "fox launch --ranks 2 -- train tiny-fox-pro --device cpu",
+    ]),
+    usage("sweep", "experiments", [
+        "fox sweep tiny-table3 --out table3",
+        "fox sweep tiny-fox-pro tiny-transformer --set training.seed=0..4 --out seeds",
+    ]),
+    usage("reproduce", "experiments", ["fox reproduce --dry-run", "fox reproduce --only main,gates --out report"]),
+    usage("eval", "inspect", ["fox eval loss runs/tiny", "fox eval needle runs/tiny --lengths 256,512"]),
+    usage("eval loss", "inspect", [
+        "fox eval loss runs/tiny --length 1024",
+        "fox eval loss FoX=runs/a RoPE=runs/b --data shards",
+    ]),
+    usage("eval needle", "tasks", [
+        "fox eval needle runs/tiny --lengths 256,512,1024",
+        "fox eval needle runs/my --haystack novel.txt --json",
+    ]),
+    usage("eval ruler", "tasks", [
+        "fox eval ruler runs/my --lengths 1024,2048,4096",
+        "fox eval ruler runs/my --file niah.jsonl --json",
+    ]),
+    usage("eval boundaries", "tasks", [
+        "fox eval boundaries runs/code --boundary \"^}$\"",
+        "fox eval boundaries runs/novel --boundary \"^CHAPTER\" --data novel.txt",
+    ]),
+    usage("eval tasks", "tasks", ["fox eval tasks --list", "fox eval tasks runs/my --tasks piqa --task-data tasks"]),
+    usage("eval accuracy", "tasks", [
+        "fox eval accuracy runs/mqar",
+        "fox eval accuracy runs/flip-flop --settings 512x0.98 --cases 200",
+    ]),
+    usage("inspect", "inspect", ["fox inspect --text novel.txt", "fox inspect runs/tiny --length 512 --heads 0:0,1:1"]),
+    usage("embed", "encoders", [
+        "fox embed runs/encoder --text \"The fox\"",
+        "fox embed runs/encoder --file texts.jsonl --normalize > vectors.jsonl",
+    ]),
+    usage("generate", "generate", [
+        "fox generate -p \"The fox\"",
+        "fox generate runs/my \"Once upon a time\" --max-tokens 200 --seed 1",
+    ]),
+    usage("chat", "generate", ["fox chat", "fox chat runs/my"]),
+    usage("serve", "serving", ["fox serve", "fox serve runs/my --port 8000 --api-key secret"]),
+    usage("compare", "experiments", [
+        "fox compare runs/fox runs/transformer",
+        "fox compare A=runs/a B=runs/b --length 1024 --out a-and-b",
+    ]),
+    usage("bench", "speed", ["fox bench train", "fox bench attention --seq 16384 --acp=-10"]),
+    usage("bench attention", "speed", [
+        "fox bench attention --seq 8192",
+        "fox bench attention --seq 16384 --acp=-10 --json",
+    ]),
+    usage("bench train", "speed", ["fox bench train --arch fox-pro", "fox bench train --seq 2048 --batch 2 --json"]),
+    usage("bench hybrid", "speed", ["fox bench hybrid fox-window-125m", "fox bench hybrid --seq 1024 --batch 1"]),
+    usage("bench decode", "speed", ["fox bench decode fox-pro-125m", "fox bench decode runs/my/export --tokens 64"]),
+    usage("bench throughput", "speed", [
+        "fox bench throughput fox-pro-125m",
+        "fox bench throughput fox-pro-125m --sequences 1,16 --context 64",
+    ]),
+    usage("bench capacity", "speed", [
+        "fox bench capacity fox-pro-125m --memory 64,4096",
+        "fox bench capacity runs/my/export --context 8192",
+    ]),
+    usage("bench greedy", "speed", ["fox bench greedy", "fox bench greedy --arch mamba2 --layers 4"]),
+    usage("bench logprobs", "speed", [
+        "fox bench logprobs fox-pro-125m",
+        "fox bench logprobs runs/my/export --weights bf16",
+    ]),
+    usage("bench compare", "speed", ["fox bench compare", "fox bench compare --seq 4096 --json"]),
+    usage("verify", "correctness", [
+        "fox verify fixtures/models/fox_pro",
+        "fox verify fixtures/models/fox_pro --device cpu --json",
+    ]),
+    usage("selftest", "correctness", ["fox selftest", "fox selftest --only attention --verbose"]),
+    usage("info", "formats", ["fox info runs/my", "fox info fox-pro-760m --seq 16384 --batch 4"]),
+    usage("convert", "fine-tuning", [
+        "fox convert runs/my/export for-fla --to fla",
+        "fox convert runs/my/export small --to hf --dtype bf16",
+    ]),
+    usage("retrofit", "fine-tuning", [
+        "fox retrofit llama-folder with-gates",
+        "fox retrofit llama-folder with-gates --memory 4096 --output-gate",
+    ]),
+    usage("completions", "install", ["fox completions bash > fox.bash", "fox completions zsh > _fox"]),
+    usage("man", "install", ["fox man man1", "fox man ~/.local/share/man/man1"]),
 ];
 
 /// The whole command line.

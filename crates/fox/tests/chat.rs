@@ -1,7 +1,7 @@
 //! Conversations end to end: tune on messages, export, serve, and `fox chat` through pipes.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,10 +9,8 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use fox_data::{SyntheticTokenizer, Tokenizer};
-use fox_model::{Model, ModelConfig, WriteOptions};
+use common::{recipe, run, small_model, stderr, succeeded};
 use serde_json::{Value, json};
-use train_common::{recipe, run, stderr};
 
 fn fox(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -28,11 +26,6 @@ fn chat(arguments: &[&str], lines: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", stderr(output));
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
 /// The only sentence of a command that fails.
 fn refused(output: &Output) -> String {
     assert!(!output.status.success(), "it should have failed");
@@ -42,13 +35,8 @@ fn refused(output: &Output) -> String {
 
 /// An untrained model without a chat template.
 fn base_model(folder: &Path) -> String {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    config.mlp.intermediate_size = Some(48);
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let path = folder.join("base");
-    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::from_name("synthetic").unwrap().save(&path).unwrap();
+    small_model(&path, |_| {});
     path.to_str().unwrap().to_string()
 }
 
@@ -70,8 +58,7 @@ fn tune(recipe: &Path, chats: &Path, out: &Path, more: &[&str]) {
     let mut set = vec!["--set", &path, "--set", "data.tokenizer=\"bytes\"", "--quiet"];
     set.extend(["--set", "data.sequence_length=96", "--set", "data.layout=\"windows\""]);
     set.extend(more);
-    let output = run(recipe, out, &set);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(recipe, out, &set));
 }
 
 fn post(address: &str, body: &Value) -> Value {
@@ -131,7 +118,7 @@ fn tuned_model_chats_and_stops() {
         first.display(),
         second.display()
     );
-    assert_eq!(stdout(&chat(&[name], &lines)), "pong\npong\npong\n");
+    assert_eq!(succeeded(&chat(&[name], &lines)), "pong\npong\npong\n");
     let pair = [
         json!({ "role": "user", "content": "ping" }),
         json!({ "role": "assistant", "content": "pong" }),
@@ -160,7 +147,7 @@ fn base_model_continues_plain_text() {
     let saved = dir.path().join("story.txt");
     let lines = format!("Ann sings.\nBen cooks.\n/save {}\n", saved.display());
     let output = chat(&[&model, "--max-tokens", "5"], &lines);
-    let answers = stdout(&output);
+    let answers = succeeded(&output);
     let notice = "base has no chat template: it continues what you type as plain text\n";
     assert!(stderr(&output).starts_with(notice), "{}", stderr(&output));
     let (first, second) = answers.trim_end().split_once('\n').unwrap();
@@ -168,11 +155,11 @@ fn base_model_continues_plain_text() {
     assert_eq!(text, format!("Ann sings.{first}\nBen cooks.{second}\n"));
     // The same command gives the same text, another seed another one.
     assert_eq!(
-        stdout(&chat(&[&model, "--max-tokens", "5"], &lines.replace("story", "b"))),
+        succeeded(&chat(&[&model, "--max-tokens", "5"], &lines.replace("story", "b"))),
         answers
     );
     let other = chat(&[&model, "--max-tokens", "5", "--seed", "9"], "Ann sings.\nBen cooks.\n");
-    assert_ne!(stdout(&other), answers);
+    assert_ne!(succeeded(&other), answers);
 }
 
 #[test]

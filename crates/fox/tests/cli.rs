@@ -1,33 +1,14 @@
 //! Output and exit codes of the commands.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
+use std::fs;
+use std::path::Path;
+
+use common::{dump, fox, stderr, stdout, text};
 use serde_json::{Value, json};
 use tempfile::tempdir;
-
-fn fox(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-fn dump(name: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    path.to_str().unwrap().to_string()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 #[test]
 fn verify_prints_pass_last() {

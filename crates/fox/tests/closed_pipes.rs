@@ -2,18 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 #![cfg(unix)]
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use fox_data::{SyntheticTokenizer, Tokenizer};
-use fox_model::{Model, ModelConfig, WriteOptions};
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
+use common::{
+    checkpoints, command, metrics, recipe, result, run, small_model, stderr, text, wait_until,
+};
 
 /// Starts a command and closes the reading ends of both its outputs before it can have written anything.
 fn unheard(command: &mut Command) -> Child {
@@ -53,23 +53,6 @@ fn wait_for_lines(out: &Path, lines: usize) {
 fn signal(child: &Child, name: &str) {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// A small untrained model of the embedded corpus.
-fn model(folder: &Path) -> PathBuf {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    config.mlp.intermediate_size = Some(48);
-    config.max_position_embeddings = 64;
-    let path = folder.join("small");
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
-    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
-    path
 }
 
 #[test]
@@ -148,7 +131,8 @@ fn prepare_and_eval_survive_closed_pipe() {
     assert!(end_of(&mut unheard(&mut fox(&prepare))).success());
     assert!(out.join("index.json").exists());
 
-    let model = model(dir.path());
+    let model = dir.path().join("small");
+    small_model(&model, |config| config.max_position_embeddings = 64);
     let out = dir.path().join("loss");
     let eval = ["eval", "loss", text(&model), "--length", "64", "--documents", "3"];
     let status = end_of(&mut unheard(&mut fox(&[&eval[..], &["--out", text(&out)]].concat())));
@@ -167,7 +151,8 @@ fn prepare_and_eval_survive_closed_pipe() {
 #[test]
 fn generate_ends_on_closed_pipe() {
     let dir = tempfile::tempdir().unwrap();
-    let model = model(dir.path());
+    let model = dir.path().join("small");
+    small_model(&model, |config| config.max_position_embeddings = 64);
     let args = ["generate", text(&model), "-p", "the fox", "--ignore-end", "--cache", "16"];
     let mut command = fox(&[&args[..], &["-m", "3000000"]].concat());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -2,21 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use std::process::{Command, Output};
+mod common;
 
-fn fox(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
-}
-
-fn printed(args: &[&str]) -> String {
-    let output = fox(args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
+use common::{fox, succeed};
+use std::process::Command;
 
 /// Names of all commands, as the help lists them.
 fn commands() -> Vec<String> {
-    let help = printed(&["--help"]);
+    let help = succeed(&["--help"]);
     let (list, _) = help.split_once("Options:\n").unwrap();
     let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
     list.lines()
@@ -27,7 +20,7 @@ fn commands() -> Vec<String> {
 
 #[test]
 fn version_names_commit_and_features() {
-    let version = printed(&["--version"]);
+    let version = succeed(&["--version"]);
     let inside =
         version.trim().strip_prefix(concat!("fox ", env!("CARGO_PKG_VERSION"), " (")).unwrap();
     let facts: Vec<&str> = inside.strip_suffix(')').unwrap().split(", ").collect();
@@ -62,7 +55,7 @@ const WITHOUT_FIGURES: [&str; 8] =
 #[test]
 fn commands_with_figures_print_json() {
     for command in commands().iter().filter(|name| !WITHOUT_FIGURES.contains(&name.as_str())) {
-        let help = printed(&[command, "--help"]);
+        let help = succeed(&[command, "--help"]);
         let list = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
         let list = list.split_once("\nOptions:").map_or("", |(list, _)| list);
         let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
@@ -72,7 +65,7 @@ fn commands_with_figures_print_json() {
             assert!(help.contains("--json"), "fox {command}");
         }
         for name in inner {
-            let help = printed(&[command, name, "--help"]);
+            let help = succeed(&[command, name, "--help"]);
             assert!(help.contains("--json"), "fox {command} {name}");
         }
     }
@@ -95,7 +88,7 @@ fn json_has_the_figures_of_the_text() {
         (&["retrofit", &llama, &more], &["parameters", "added", "decay_per_token"]),
         (&["info", "fox-pro-125m"], &["parameters"]),
     ] {
-        let text = printed(&[args, &["--json"]].concat());
+        let text = succeed(&[args, &["--json"]].concat());
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         for key in keys {
             assert!(!json[key].is_null(), "fox {args:?} has no {key}: {text}");
@@ -109,7 +102,7 @@ fn completions_cover_every_command() {
     let commands = commands();
     assert!(commands.len() > 15, "{commands:?}");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = printed(&["completions", shell]);
+        let script = succeed(&["completions", shell]);
         for command in &commands {
             assert!(script.contains(command), "{shell}: {command}");
         }
@@ -123,7 +116,7 @@ fn completions_cover_every_command() {
 fn every_command_has_a_manual_page() {
     let dir = tempfile::tempdir().unwrap();
     let pages = dir.path().join("man1");
-    printed(&["man", pages.to_str().unwrap()]);
+    succeed(&["man", pages.to_str().unwrap()]);
     for command in commands().iter().filter(|command| *command != "help") {
         let page = std::fs::read_to_string(pages.join(format!("fox-{command}.1"))).unwrap();
         assert!(page.contains(".SH DESCRIPTION"), "{command}");

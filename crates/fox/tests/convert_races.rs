@@ -12,8 +12,7 @@ const WRITERS: usize = 3;
 
 /// Models that differ in all weights.
 fn models(folder: &Path) -> Vec<PathBuf> {
-    let mut config = ModelConfig::fox_llama(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::fox_llama(32, 2, 2).with_vocab(64);
     let write = |seed: usize| {
         let path = folder.join(format!("model-{seed}"));
         let model = Model::init(&config, seed as u64, &Device::naive()).unwrap();

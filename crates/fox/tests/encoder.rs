@@ -1,28 +1,20 @@
 //! An encoder on the command line: trained, evaluated, inspected, embedded with, and refused where text is generated.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::path::Path;
-use std::process::Command;
+mod common;
 
+use std::path::Path;
+
+use common::succeed;
 use serde_json::Value;
 
-fn fox(args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.success(), text(&output.stdout), text(&output.stderr))
-}
-
 fn printed(args: &[&str]) -> String {
-    let (done, printed, said) = fox(&[args, &["--device", "cpu"]].concat());
-    assert!(done, "{args:?}: {said}");
-    printed
+    succeed(&[args, &["--device", "cpu"]].concat())
 }
 
 /// The error message of a failing command, one sentence.
 fn complaint(args: &[&str]) -> String {
-    let (done, _, said) = fox(&[args, &["--device", "cpu"]].concat());
-    assert!(!done && said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
-    said.trim_end().to_string()
+    common::complaint(&[args, &["--device", "cpu"]].concat())
 }
 
 /// Trains a recipe for 20 steps of 256 tokens; returns the output.

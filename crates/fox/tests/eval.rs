@@ -1,55 +1,26 @@
 //! `fox eval`, `fox inspect` and `fox compare`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
+use common::{complaint, dump, small_model, succeed, text};
 use fox_data::{SyntheticTokenizer, Tokenizer};
-use fox_model::{Model, ModelConfig, WriteOptions};
+use fox_model::{Model, WriteOptions};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
-
-fn fox(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
-}
-
-fn succeed(args: &[&str]) -> String {
-    let output = fox(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The error message of a failing command.
-fn complaint(args: &[&str]) -> String {
-    let output = fox(args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
-    said
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn dump(name: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    text(&path).to_string()
-}
 
 /// A folder with a small untrained model of the embedded corpus.
 fn checkpoint() -> (TempDir, PathBuf) {
     let folder = tempdir().unwrap();
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    // Also covers the byte tokenizer.
-    config.vocab_size = 256;
-    config.mlp.intermediate_size = Some(48);
-    config.max_position_embeddings = 64;
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let path = folder.path().join("small");
-    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    small_model(&path, |config| {
+        // Also covers the byte tokenizer.
+        config.vocab_size = 256;
+        config.max_position_embeddings = 64;
+    });
     (folder, path)
 }
 
@@ -352,7 +323,7 @@ fn rejects_invalid_input() {
     // The error of the operating system is printed once.
     let hay = ["--haystack", text(&empty), "--needle", "gone.toml", "--tokenizer", "bytes"];
     let said = with(&[&["eval", "needle", text(&model)], &hay[..]].concat());
-    assert_eq!(said, "error: cannot read gone.toml: No such file or directory (os error 2)\n");
+    assert_eq!(said, "error: cannot read gone.toml: No such file or directory (os error 2)");
 }
 
 /// A copy of a checkpoint whose output projection is `value` throughout.

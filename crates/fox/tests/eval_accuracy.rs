@@ -1,10 +1,12 @@
 //! `fox eval accuracy` on runs of small tasks.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use common::{complaint, outcome, text};
 use serde_json::Value;
 
 /// A flip-flop of 16 tokens: 10 steps of a tiny model.
@@ -20,22 +22,6 @@ const SMALL: [&str; 9] = [
     "model.hidden_size=64",
 ];
 
-fn fox(args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.success(), text(&output.stdout), text(&output.stderr))
-}
-
-fn complaint(args: &[&str]) -> String {
-    let (done, _, said) = fox(args);
-    assert!(!done && said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
-    said.trim_end().to_string()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
 /// Trains a recipe with the small sizes; returns its folder and output.
 fn trained(dir: &Path, recipe: &str, name: &str, extra: &[&str]) -> (PathBuf, String) {
     let out = dir.join(name);
@@ -43,7 +29,7 @@ fn trained(dir: &Path, recipe: &str, name: &str, extra: &[&str]) -> (PathBuf, St
     for change in SMALL.iter().chain(extra) {
         args.extend(["--set", change]);
     }
-    let (done, printed, said) = fox(&args);
+    let (done, printed, said) = outcome(&args);
     assert!(done, "{said}");
     (out, printed)
 }
@@ -59,7 +45,7 @@ fn accuracy_groups_runs_by_setting_and_seed() {
     let out = dir.path().join("accuracy");
     let args =
         ["eval", "accuracy", text(&a), text(&b), text(&c), "--device", "cpu", "--out", text(&out)];
-    let (done, printed, said) = fox(&args);
+    let (done, printed, said) = outcome(&args);
     assert!(done, "{said}");
     for part in [
         "16 x 0.5 ",
@@ -99,7 +85,7 @@ fn accuracy_groups_runs_by_setting_and_seed() {
     fs::write(&path, known.replace("\"cases\": 30", "\"cases\": 31")).unwrap();
     let again = |extra: &[&str]| -> Value {
         let args = ["eval", "accuracy", text(&c), "--json", "--device", "cpu", "--out", text(&out)];
-        let (done, printed, said) = fox(&[&args[..], extra].concat());
+        let (done, printed, said) = outcome(&[&args[..], extra].concat());
         assert!(done, "{said}");
         serde_json::from_str(&printed).unwrap()
     };
@@ -140,7 +126,7 @@ fn rejects_runs_without_task() {
     );
     let bare = dir.path().join("bare");
     let (done, ..) =
-        fox(&["train", "--out", text(&flip), "--export", text(&bare), "--device", "cpu"]);
+        outcome(&["train", "--out", text(&flip), "--export", text(&bare), "--device", "cpu"]);
     assert!(done);
     assert_eq!(
         with(&["eval", "accuracy", text(&bare)]),

@@ -1,14 +1,13 @@
 //! Evaluation of run folders: on the data of the run, at its newest checkpoint, under distinct names.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use common::{complaint, outcome, recipe, run, stderr, text};
 use serde_json::Value;
-use train_common::{recipe, run, stderr};
 
 /// 20 steps on a corpus that is not the default one.
 const SHORT: [&str; 8] = [
@@ -22,27 +21,10 @@ const SHORT: [&str; 8] = [
     "cpu",
 ];
 
-fn fox(args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.success(), text(&output.stdout), text(&output.stderr))
-}
-
 fn json(args: &[&str]) -> Value {
-    let (done, printed, said) = fox(&[args, &["--json", "--device", "cpu"]].concat());
+    let (done, printed, said) = outcome(&[args, &["--json", "--device", "cpu"]].concat());
     assert!(done, "{said}");
     serde_json::from_str(&printed).unwrap()
-}
-
-/// The error message of a failing command.
-fn complaint(args: &[&str]) -> String {
-    let (done, _, said) = fox(args);
-    assert!(!done && said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
-    said.trim_end().to_string()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// Trains a run; returns its folder and output.
@@ -51,6 +33,12 @@ fn trained(dir: &Path, name: &str, extra: &[&str]) -> (PathBuf, String) {
     let output = run(&recipe(dir), &out, &[&SHORT[..], extra].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     (out, String::from_utf8(output.stdout).unwrap())
+}
+
+/// An evaluation of the documents that training evaluates on.
+fn loss_args<'a>(model: &'a Path, out: &'a Path) -> [&'a str; 9] {
+    let (model, out) = (text(model), text(out));
+    ["eval", "loss", model, "--length", "64", "--documents", "4", "--out", out]
 }
 
 /// The held-out loss at the end of training.
@@ -82,9 +70,8 @@ fn train_and_eval_report_same_heldout_loss() {
     let names_it = |printed: &str| name.split(' ').all(|word| printed.contains(word));
     let figure = format!("{:.4}", loss_of(&run));
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
-    let (done, printed, said) = fox(&args);
+    let args = loss_args(&run, &out);
+    let (done, printed, said) = outcome(&args);
     assert!(done && names_it(&printed) && printed.contains(&figure), "{printed}{said}");
     let found = json(&args)[0]["mean"]["value"].as_f64().unwrap();
     assert!(near(found, loss_of(&run)), "{found} {}", loss_of(&run));
@@ -93,7 +80,7 @@ fn train_and_eval_report_same_heldout_loss() {
     let small =
         ["--length", "64", "--documents", "4", "--lengths", "32", "--cases", "1", "--depths", "1"];
     let args = [&["compare", text(&run)], &small[..], &["--out", text(&out)]].concat();
-    let (done, printed, said) = fox(&args);
+    let (done, printed, said) = outcome(&args);
     assert!(done && names_it(&printed) && printed.contains(&figure), "{printed}{said}");
     let html = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(html.contains("Learning curves"));
@@ -102,8 +89,7 @@ fn train_and_eval_report_same_heldout_loss() {
     let bare = dir.path().join("bare");
     copy(&run.join("export"), &bare);
     let out = dir.path().join("bare-loss");
-    let args =
-        ["eval", "loss", text(&bare), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&bare, &out);
     let other = json(&args)[0]["mean"]["value"].as_f64().unwrap();
     assert!((other - found).abs() > 1e-3, "{other} {found}");
     // The corpus can be given by a flag.
@@ -151,15 +137,14 @@ fn unfinished_run_is_evaluated_at_newest_checkpoint() {
     fs::remove_dir_all(run.join("export")).unwrap();
     fs::remove_file(run.join("summary.json")).unwrap();
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
-    let (done, printed, said) = fox(&args);
+    let args = loss_args(&run, &out);
+    let (done, printed, said) = outcome(&args);
     assert!(done && printed.contains("run@20"), "{printed}{said}");
     assert_eq!(said, format!("{} is not finished: evaluated after step 20 of 20\n", run.display()));
     assert!(near(json(&args)[0]["mean"]["value"].as_f64().unwrap(), loss));
     // The newest checkpoint is lost; the previous one is used.
     fs::remove_file(run.join("checkpoints/step-00000020/manifest.json")).unwrap();
-    let (done, printed, said) = fox(&args);
+    let (done, printed, said) = outcome(&args);
     assert!(done && printed.contains("run@18") && said.contains("after step 18 of 20"), "{said}");
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
     let said = complaint(&args);
@@ -201,7 +186,7 @@ fn prepared(dir: &Path, name: &str, lens: &[usize]) -> PathBuf {
     fs::write(&heldout, lines(1)).unwrap();
     let out = dir.join(name);
     let args = ["prepare", text(&corpus), text(&out), "--tokenizer", "bytes"];
-    let (done, _, said) = fox(&[&args[..], &["--heldout-corpus", text(&heldout)]].concat());
+    let (done, _, said) = outcome(&[&args[..], &["--heldout-corpus", text(&heldout)]].concat());
     assert!(done, "{said}");
     out
 }
@@ -212,8 +197,7 @@ fn eval_finds_prepared_data_of_run() {
     let data = prepared(dir.path(), "data", &[400, 400, 60, 400]);
     let (run, _) = trained(dir.path(), "run", &["--data", text(&data)]);
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let args = loss_args(&run, &out);
     let found = json(&args);
     assert!(near(found[0]["mean"]["value"].as_f64().unwrap(), loss_of(&run)), "{found}");
     assert_eq!((&found[0]["documents"], &found[0]["pieces"]), (&3.into(), &4.into()));
@@ -250,9 +234,8 @@ fn short_and_single_documents_are_reported() {
     let single = prepared(dir.path(), "single", &[1000]);
     let (run, _) = trained(dir.path(), "one", &["--data", text(&single)]);
     let out = dir.path().join("loss");
-    let args =
-        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
-    let (done, _, said) = fox(&args);
+    let args = loss_args(&run, &out);
+    let (done, _, said) = outcome(&args);
     assert!(done, "{said}");
     assert_eq!(
         said,
@@ -272,7 +255,7 @@ fn either_split_can_be_measured() {
     let evaluate = |split: &str| {
         let args = ["eval", "loss", text(&run), "--split", split, "--length", "32"];
         let (done, printed, said) =
-            fox(&[&args[..], &["--out", text(&out), "--device", "cpu"]].concat());
+            outcome(&[&args[..], &["--out", text(&out), "--device", "cpu"]].concat());
         assert!(done, "{said}");
         printed
     };

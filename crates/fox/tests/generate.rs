@@ -1,18 +1,16 @@
 //! `fox generate` and `fox bench decode` as a user meets them.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use fox_data::{SyntheticTokenizer, Tokenizer};
+use common::{fox, small_model};
 use fox_model::{Model, ModelConfig, WriteOptions};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
-
-fn fox(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
-}
 
 fn succeed(args: &[&str]) -> (String, String) {
     let output = fox(args);
@@ -24,13 +22,8 @@ fn succeed(args: &[&str]) -> (String, String) {
 /// A folder with a small untrained model of the embedded corpus.
 fn checkpoint() -> (TempDir, String) {
     let folder = tempdir().unwrap();
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    config.mlp.intermediate_size = Some(48);
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
-    let path: PathBuf = folder.path().join("small");
-    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    let path = folder.path().join("small");
+    small_model(&path, |_| {});
     let path = path.to_str().unwrap().to_string();
     (folder, path)
 }
@@ -239,8 +232,7 @@ fn bench_capacity_counts_sequences_with_eviction() {
 #[test]
 fn bench_capacity_rejects_invalid_options() {
     let (folder, model) = checkpoint();
-    let mut config = ModelConfig::transformer_pro(32, 2, 2);
-    config.vocab_size = 64;
+    let config = ModelConfig::transformer_pro(32, 2, 2).with_vocab(64);
     let plain = folder.path().join("plain");
     let ungated = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     ungated.save(&plain, &WriteOptions::for_model(&config)).unwrap();

@@ -1,12 +1,13 @@
 //! Models by name: the Hugging Face cache, and downloads from a local server.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use fox_data::{SyntheticTokenizer, Tokenizer};
-use fox_model::{Model, ModelConfig, WriteOptions};
+use common::small_model;
 
 fn fox(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -21,15 +22,6 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim_end().to_string()
 }
 
-fn model(folder: &Path) {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    config.mlp.intermediate_size = Some(48);
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
-    model.save(folder, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::from_name("synthetic").unwrap().save(folder).unwrap();
-}
-
 const ASK: [&str; 5] = ["-p", "Ann sings.", "--max-tokens", "4", "--ignore-end"];
 
 #[test]
@@ -40,7 +32,7 @@ fn finds_models_in_the_cache() {
     fs::create_dir_all(folder.join("snapshots")).unwrap();
     fs::create_dir_all(folder.join("refs")).unwrap();
     fs::write(folder.join("refs/main"), "abc123").unwrap();
-    model(&snapshot);
+    small_model(&snapshot, |_| {});
     let generate =
         |name: &str| fox(home.path(), &[&["generate", name], &ASK[..]].concat()).output().unwrap();
     let output = generate("acme/tiny");
@@ -193,7 +185,7 @@ mod download {
     fn downloads_resume_and_are_used_offline() {
         let home = tempfile::tempdir().unwrap();
         let source = home.path().join("source");
-        model(&source);
+        small_model(&source, |_| {});
         fs::write(source.join("README.md"), "not needed").unwrap();
         let mut remote = files(&source);
         remote.insert("../evil.safetensors".into(), b"x".to_vec());

@@ -31,8 +31,7 @@ fn held(config: &ModelConfig, batch: usize, time: usize, recompute: bool) -> f64
 #[test]
 fn activation_memory_matches_estimate() {
     for (architecture, heads) in Architecture::all().into_iter().flat_map(|a| [(a, 2), (a, 4)]) {
-        let mut config = architecture.config(128, 3, heads);
-        config.vocab_size = 100;
+        let config = architecture.config(128, 3, heads).with_vocab(100);
         let estimate = MemoryEstimate::new(&config, 2, 256).unwrap();
         let kept = held(&config, 2, 256, false) / estimate.activations;
         assert!(

@@ -1,6 +1,9 @@
 //! `fox prepare`: concurrent processes, kills, and messages.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
+use common::{stderr, succeeded};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +20,6 @@ fn command(corpus: &Path, out: &Path, extra: &[&str]) -> Command {
 
 fn run(corpus: &Path, out: &Path, extra: &[&str]) -> Output {
     command(corpus, out, extra).output().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).to_string()
 }
 
 /// Some 12 MB of text in short documents.
@@ -70,8 +69,7 @@ fn prepare_locks_survive_kills() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = write_corpus(dir.path());
     let (whole, torn) = (dir.path().join("whole"), dir.path().join("torn"));
-    let output = run(&corpus, &whole, &[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&corpus, &whole, &[]));
 
     // Killed repeatedly, each time later; every kill leaves a stale lock file.
     let (mut kills, mut refused) = (0, 0);
@@ -101,8 +99,7 @@ fn prepare_locks_survive_kills() {
         child.wait().unwrap();
     }
     assert!(kills > 0 && refused > 0, "{kills} kills, {refused} refused");
-    let output = run(&corpus, &torn, &[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&corpus, &torn, &[]));
     assert!(same(&whole, &torn));
 }
 

@@ -1,16 +1,12 @@
 //! The pretrained model of the repository, which commands use when no model is named.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::path::Path;
-use std::process::Command;
 
+use common::succeed;
 use serde_json::Value;
-
-fn fox(args: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 fn folder() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/books-16m")
@@ -19,8 +15,8 @@ fn folder() -> std::path::PathBuf {
 #[test]
 fn generates_english_without_a_model_argument() {
     let args = ["generate", "-p", "It was a dark and", "-m", "120", "-t", "0", "--device", "cpu"];
-    let text = fox(&args);
-    assert_eq!(text, fox(&args), "greedy decoding is deterministic");
+    let text = succeed(&args);
+    assert_eq!(text, succeed(&args), "greedy decoding is deterministic");
     let words: Vec<&str> = text.split_whitespace().collect();
     let common = ["the", "of", "and", "a", "to", "in", "was", "his", "that", "had", "with"];
     let known = words.iter().filter(|word| common.contains(word)).count();
@@ -30,11 +26,11 @@ fn generates_english_without_a_model_argument() {
 #[test]
 fn prompt_may_be_positional() {
     let rest = ["-m", "8", "-t", "0", "--device", "cpu"];
-    let by_flag = fox(&[&["generate", "-p", "It was a dark"][..], &rest].concat());
-    assert_eq!(fox(&[&["generate", "It was a dark"][..], &rest].concat()), by_flag);
+    let by_flag = succeed(&[&["generate", "-p", "It was a dark"][..], &rest].concat());
+    assert_eq!(succeed(&[&["generate", "It was a dark"][..], &rest].concat()), by_flag);
     let model = folder();
     let named = [&["generate", model.to_str().unwrap(), "It was a dark"][..], &rest].concat();
-    assert_eq!(fox(&named), by_flag);
+    assert_eq!(succeed(&named), by_flag);
 }
 
 #[test]
@@ -43,7 +39,8 @@ fn inspects_quoted_words() {
     let page = dir.path().join("page.html");
     let words = "It was a dark and stormy night";
     let args = ["inspect", "--text", words, "--out", page.to_str().unwrap(), "--device", "cpu"];
-    let numbers: Value = serde_json::from_str(&fox(&[&args[..], &["--json"]].concat())).unwrap();
+    let numbers: Value =
+        serde_json::from_str(&succeed(&[&args[..], &["--json"]].concat())).unwrap();
     // The start marker and the bytes of the text.
     assert_eq!(numbers["tokens"].as_array().unwrap().len(), words.len() + 1);
     let page = std::fs::read_to_string(page).unwrap();
@@ -57,7 +54,7 @@ fn inspects_quoted_words() {
 fn sample_has_local_and_global_heads() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");
-    let table = fox(&["inspect", "--out", page.to_str().unwrap(), "--device", "cpu"]);
+    let table = succeed(&["inspect", "--out", page.to_str().unwrap(), "--device", "cpu"]);
     let count = |reach: &str| table.lines().filter(|line| line.contains(reach)).count();
     assert!(count("local") >= 16 && count("global") >= 4, "{table}");
     assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
@@ -68,7 +65,7 @@ fn heldout_loss_matches_model_card() {
     let dir = tempfile::tempdir().unwrap();
     let (model, sample) = (folder(), folder().join("sample.txt"));
     let out = dir.path().join("loss");
-    let json = fox(&[
+    let json = succeed(&[
         "eval",
         "loss",
         model.to_str().unwrap(),

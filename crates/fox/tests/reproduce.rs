@@ -1,14 +1,14 @@
 //! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and resumed.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use train_common::{stderr, wait_until, wait_until_free};
+use common::{stderr, succeeded, wait_until, wait_until_free};
 
 /// A few steps of the models of the laptop scale.
 const SCALE: &str = r#"
@@ -114,8 +114,7 @@ fn killed_reproduction_resumes_and_reports() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
         command.args(["reproduce", "--report"]).arg(out).output().unwrap()
     };
-    let partial = report(&out);
-    assert!(partial.status.success(), "{}", stderr(&partial));
+    succeeded(&report(&out));
     let runs = json(&out.join("report.json"));
     assert!(runs["finished"].as_u64() < runs["runs"].as_u64(), "{runs}");
 
@@ -188,8 +187,7 @@ fn prepare(dir: &Path, heldout: &[String]) -> PathBuf {
         true => command.args(["--heldout", "0"]),
         false => command.arg("--heldout-corpus").arg(dir.join("heldout.jsonl")),
     };
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&command.output().unwrap());
     out
 }
 
@@ -284,8 +282,7 @@ fn longer_contexts_from_transformer() {
         assert!(markdown.contains(part), "{part}\n{markdown}");
     }
     // Nothing is recomputed.
-    let again = command(&scale, &out, &extra).output().unwrap();
-    assert!(again.status.success(), "{}", stderr(&again));
+    succeeded(&command(&scale, &out, &extra).output().unwrap());
     assert_eq!(json(&out.join("report.json"))["experiments"], report["experiments"]);
 }
 

@@ -1,12 +1,13 @@
 //! `fox serve` as a process: it prints its address, answers, and stops on a signal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use fox_data::{SyntheticTokenizer, Tokenizer};
-use fox_model::{Model, ModelConfig, WriteOptions};
+use common::small_model;
 
 fn fox(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -20,12 +21,8 @@ fn fixture() -> String {
 
 /// A checkpoint of the embedded corpus's vocabulary, with its tokenizer.
 fn checkpoint(folder: &std::path::Path) -> String {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
-    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let path = folder.join("small");
-    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
-    Tokenizer::from_name("synthetic").unwrap().save(&path).unwrap();
+    small_model(&path, |config| config.mlp.intermediate_size = None);
     path.to_str().unwrap().to_string()
 }
 

@@ -1,14 +1,17 @@
 //! `fox train`: its files, its errors, and its recovery.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use common::{
+    checkpoints, command, fox, metrics, recipe, refused, result, run, stderr, succeed, succeeded,
+    wait_until,
+};
 use fox_data::{HeldOut, PrepareOptions, Tokenizer, prepare};
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 const SHORT: [&str; 3] = ["--set", "training.tokens=5120", "--quiet"];
 
@@ -18,11 +21,7 @@ fn with(extra: &[&'static str]) -> Vec<&'static str> {
 
 /// The error message of a failing command.
 fn sentence(output: &Output) -> String {
-    assert!(!output.status.success(), "it should have failed");
-    let text = stderr(output);
-    let text = text.trim_end();
-    assert!(!text.contains('\n') && text.starts_with("error: "), "not one sentence: {text}");
-    text["error: ".len()..].to_string()
+    refused(output)["error: ".len()..].to_string()
 }
 
 /// Names and contents of everything below a folder.
@@ -59,8 +58,7 @@ fn dry_run_prints_recipe_and_writes_nothing() {
     fs::write(&own, &printed).unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
     for (recipe, out) in [(&recipe, &first), (&own, &second)] {
-        let output = run(recipe, out, &with(&["--device", "cpu"]));
-        assert!(output.status.success(), "{}", stderr(&output));
+        succeeded(&run(recipe, out, &with(&["--device", "cpu"])));
     }
     assert_eq!(result(&first), result(&second));
     // An existing run folder is reported and unchanged.
@@ -81,10 +79,8 @@ fn older_run_keeps_its_warmup() {
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let shorter = ["--tokens", "5120", "--quiet"];
     let older = [&shorter[..], &["--set", "schedule.warmup_tokens=2560"]].concat();
-    let output = run(&recipe, &out, &older);
-    assert!(output.status.success(), "{}", stderr(&output));
-    let output = run(&recipe, &out, &shorter);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&recipe, &out, &older));
+    succeeded(&run(&recipe, &out, &shorter));
     let other = [&shorter[..], &["--set", "schedule.warmup_tokens=999"]].concat();
     let said = stderr(&run(&recipe, &out, &other));
     assert!(said.contains("schedule.warmup_tokens is 2560 there and 999 here"), "{said}");
@@ -113,26 +109,17 @@ fn run_folder_is_complete() {
 
     // The same command again prints the summary and does nothing else.
     let before = result(&out);
-    let again = run(&recipe, &out, &SHORT);
-    assert!(again.status.success(), "{}", stderr(&again));
+    succeeded(&run(&recipe, &out, &SHORT));
     assert!(result(&out) == before);
 
     // config.toml of the run folder is the resolved recipe.
     let other = dir.path().join("other");
-    let output = run(&out.join("config.toml"), &other, &["--quiet"]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&out.join("config.toml"), &other, &["--quiet"]));
     assert!(result(&other) == before);
 
     // A checkpoint is exported as a Hugging Face folder.
     let export = dir.path().join("hf");
-    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["train", "--out"])
-        .arg(&out)
-        .arg("--export")
-        .arg(&export)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeed(&["train", "--out", common::text(&out), "--export", common::text(&export)]);
     assert!(fs::read(export.join("model.safetensors")).unwrap() == before.0);
     assert!(export.join("tokenizer.json").is_file());
 }
@@ -204,8 +191,7 @@ fn rejects_data_of_another_tokenizer() {
         "{text}"
     );
     assert!(!out.exists());
-    let output = args(&[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&args(&[]));
     let marker = fs::read_to_string(out.join("export/fox_tokenizer.json")).unwrap();
     assert!(marker.contains("bytes"), "{marker}");
     let text = sentence(&run(&recipe, &out, &SHORT));
@@ -362,8 +348,7 @@ fn ema_is_evaluated_and_exported() {
     let keep = ["--set", "training.ema=0.9"];
     let averaged = [&keep[..], &["--set", "evaluation.weights=ema"]].concat();
     assert!(run(&recipe, &raw, &with(&keep)).status.success());
-    let output = run(&recipe, &ema, &with(&averaged));
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&recipe, &ema, &with(&averaged)));
     // Training is unchanged; evaluations and exports differ.
     assert!(result(&raw).1 == result(&ema).1 && result(&raw).0 != result(&ema).0);
     let losses = |out: &Path, kind: &str| -> Vec<String> {
@@ -374,15 +359,8 @@ fn ema_is_evaluated_and_exported() {
     // Both runs export raw weights and EMA.
     let export = |from: &Path, which: &[&str], to: &str| {
         let to = dir.path().join(to);
-        let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-            .args(["train", "--out"])
-            .arg(from)
-            .arg("--export")
-            .arg(&to)
-            .args(which)
-            .output()
-            .unwrap();
-        (output, to.join("model.safetensors"))
+        let args = ["train", "--out", common::text(from), "--export", common::text(&to)];
+        (fox(&[&args[..], which].concat()), to.join("model.safetensors"))
     };
     for (from, which, to, like) in [
         (&raw, &["--weights", "ema"][..], "a", &ema),
@@ -423,8 +401,7 @@ fn rejects_run_shorter_than_schedule() {
     );
     assert!(!out.exists());
     let fits = with(&[&WSD[..], &["--set", "schedule.decay_fraction=0.5"]].concat());
-    let output = run(&recipe, &out, &fits);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&recipe, &out, &fits));
 }
 
 /// A run folder written before `optimizer.name` and other keys existed resumes.
@@ -441,7 +418,6 @@ fn old_run_folder_resumes() {
     fs::write(old.join("config.toml"), without.join("\n")).unwrap();
     fs::remove_dir_all(old.join("export")).unwrap();
     fs::remove_dir_all(checkpoints(&old).pop().unwrap()).unwrap();
-    let output = run(&recipe, &old, &SHORT);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(&recipe, &old, &SHORT));
     assert!(result(&old) == result(&whole));
 }

@@ -1,27 +1,23 @@
 //! Several processes train one model: bit-exact with one process, and all end when one is lost.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{
+    checkpoints, command, fox, metrics, recipe, result, run, stderr, succeeded, text, wait_until,
+};
 use fox_dist::free_port;
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 /// Eight micro-batches, so that up to eight ranks can divide a batch.
+#[rustfmt::skip]
 const TREE: [&str; 9] = [
-    "--quiet",
-    "--set",
-    "training.batch=8",
-    "--set",
-    "training.micro_batch=1",
-    "--set",
-    "training.reduction=tree",
-    "--set",
-    "training.tokens=25600",
+    "--quiet", "--set", "training.batch=8", "--set", "training.micro_batch=1", "--set",
+    "training.reduction=tree", "--set", "training.tokens=25600",
 ];
 
 /// `fox launch` of `fox train`.
@@ -31,10 +27,6 @@ fn launch(ranks: usize, recipe: &Path, out: &Path, extra: &[&str]) -> Command {
     command.args(["launch", "--ranks", &count, "--", "train"]).arg(recipe);
     command.arg("--out").arg(out).args(["--device", "cpu"]).args(extra);
     command
-}
-
-fn assert_success(output: &Output) {
-    assert!(output.status.success(), "{}", stderr(output));
 }
 
 /// One rank, started without `fox launch`.
@@ -60,10 +52,10 @@ fn tree_reduction_matches_one_process() {
         let average = ["--set", "training.ema=0.9", "--set", "evaluation.weights=ema"];
         let extra = [&TREE[..], &["--set", &name], &average].concat();
         let alone = dir.path().join(format!("{optimizer}-alone"));
-        assert_success(&run(&recipe, &alone, &[&["--device", "cpu"][..], &extra].concat()));
+        succeeded(&run(&recipe, &alone, &[&["--device", "cpu"][..], &extra].concat()));
         for ranks in [2, 4] {
             let out = dir.path().join(format!("{optimizer}-{ranks}"));
-            assert_success(&launch(ranks, &recipe, &out, &extra).output().unwrap());
+            succeeded(&launch(ranks, &recipe, &out, &extra).output().unwrap());
             let same = metrics(&out).iter().zip(metrics(&alone)).all(|(a, b)| {
                 // Pruned fractions are those of the rows of rank 0.
                 a.0 == b.0 && a.1 == b.1 && a.2.split(' ').take(4).eq(b.2.split(' ').take(4))
@@ -85,7 +77,7 @@ fn overlapped_reduction_is_bit_exact() {
     for (bucket, out) in &runs {
         let bucket = format!("parallel.bucket={bucket}");
         let extra = [&short[..], &[&bucket]].concat();
-        assert_success(&launch(2, &recipe, out, &extra).output().unwrap());
+        succeeded(&launch(2, &recipe, out, &extra).output().unwrap());
     }
     for (bucket, out) in &runs[1..] {
         assert!(result(&runs[0].1) == result(out), "buckets of {bucket} bytes");
@@ -102,7 +94,7 @@ fn resumes_on_other_world_size_after_lost_rank() {
     let recipe = recipe(dir.path());
     let whole = dir.path().join("whole");
     let on_cpu = [&["--device", "cpu"][..], &TREE].concat();
-    assert_success(&run(&recipe, &whole, &on_cpu));
+    succeeded(&run(&recipe, &whole, &on_cpu));
     let out = dir.path().join("torn");
     for (ranks, lost) in [(4, 2), (2, 0)] {
         let port = free_port().unwrap();
@@ -125,7 +117,7 @@ fn resumes_on_other_world_size_after_lost_rank() {
         }
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
-    assert_success(&run(&recipe, &out, &on_cpu));
+    succeeded(&run(&recipe, &out, &on_cpu));
     assert!(result(&out) == result(&whole));
 }
 
@@ -147,18 +139,12 @@ fn launch_restarts_after_lost_rank() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let whole = dir.path().join("whole");
-    assert_success(&run(&recipe, &whole, &[&["--device", "cpu"][..], &TREE].concat()));
+    succeeded(&run(&recipe, &whole, &[&["--device", "cpu"][..], &TREE].concat()));
     let out = dir.path().join("torn");
-    let launched = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["launch", "--ranks", "4", "--restarts", "3", "--min-ranks", "2", "--", "train"])
-        .arg(&recipe)
-        .arg("--out")
-        .arg(&out)
-        .args(["--device", "cpu"])
-        .args(TREE)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut launched = Command::new(env!("CARGO_BIN_EXE_fox"));
+    launched.args(["launch", "--ranks", "4", "--restarts", "3", "--min-ranks", "2", "--", "train"]);
+    launched.arg(&recipe).arg("--out").arg(&out).args(["--device", "cpu"]).args(TREE);
+    let launched = launched.stderr(Stdio::piped()).spawn().unwrap();
     for lost in [2, 1] {
         let known = checkpoints(&out).pop();
         wait_until("they train", || checkpoints(&out).pop() > known);
@@ -168,23 +154,18 @@ fn launch_restarts_after_lost_rank() {
         wait_until("the rank is gone", || !gone.exists());
     }
     let output = launched.wait_with_output().unwrap();
-    assert_success(&output);
+    succeeded(&output);
     let said = stderr(&output);
     for restart in ["restart 1 of 3 with 2 processes", "restart 2 of 3 with 2 processes"] {
         assert!(said.contains(restart), "{said}");
     }
     assert!(result(&out) == result(&whole));
-    let refused = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["launch", "--ranks", "2", "--min-ranks", "1", "--", "train", "tiny-fox-pro"])
-        .output()
-        .unwrap();
+    let refused =
+        fox(&["launch", "--ranks", "2", "--min-ranks", "1", "--", "train", "tiny-fox-pro"]);
     assert!(stderr(&refused).contains("--min-ranks needs --restarts"), "{}", stderr(&refused));
     // An error of the command is reported once.
-    let wrong = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["launch", "--ranks", "2", "--restarts", "9", "--", "train", "tiny-fox-pro"])
-        .args(["--set", "checkpoint.every=4"])
-        .output()
-        .unwrap();
+    let launch = ["launch", "--ranks", "2", "--restarts", "9", "--", "train", "tiny-fox-pro"];
+    let wrong = fox(&[&launch[..], &["--set", "checkpoint.every=4"]].concat());
     assert_eq!(wrong.status.code(), Some(1));
     assert!(!stderr(&wrong).contains("restart 1"), "{}", stderr(&wrong));
 }
@@ -222,10 +203,7 @@ fn every_rank_reports_invalid_division() {
     let output = rank(0, 2, port, &mut command(&recipe, &out, &[])).wait_with_output().unwrap();
     let said = stderr(&output);
     assert!(said.contains("rank 0 cannot listen at 127.0.0.1:"), "{said}");
-    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
-        .args(["launch", "--ranks", "2", "--", "demo"])
-        .output()
-        .unwrap();
+    let output = fox(&["launch", "--ranks", "2", "--", "demo"]);
     assert!(stderr(&output).contains("fox launch starts `train`"), "{}", stderr(&output));
 }
 
@@ -250,10 +228,10 @@ fn context_parallel_matches_one_process() {
         ["--quiet"].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
     let alone = dir.path().join("alone");
     let one = [&["--device", "cpu"][..], &shared[..7]].concat();
-    assert_success(&run(&recipe, &alone, &one));
+    succeeded(&run(&recipe, &alone, &one));
     for ranks in [2, 4] {
         let out = dir.path().join(format!("ranks-{ranks}"));
-        assert_success(&launch(ranks, &recipe, &out, &shared).output().unwrap());
+        succeeded(&launch(ranks, &recipe, &out, &shared).output().unwrap());
         for kind in ["train", "eval"] {
             let (got, want) = (numbers(&out, kind), numbers(&alone, kind));
             assert!(got.len() == want.len() && !got.is_empty(), "{kind}");
@@ -315,22 +293,17 @@ fn sharded_evaluation_matches_one_process() {
     let recipe = recipe(dir.path());
     let model = dir.path().join("model");
     let short = ["--quiet", "--device", "cpu", "--set", "training.tokens=5120"];
-    assert_success(&run(&recipe, &model, &short));
+    succeeded(&run(&recipe, &model, &short));
     let evaluate = |ranks: usize, documents: &str| {
         let out = dir.path().join(format!("eval-{ranks}"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
         if ranks > 1 {
             command.args(["launch", "--ranks", &ranks.to_string(), "--"]);
         }
-        command.args(["eval", "loss"]).arg(&model).args([
-            "--length",
-            "64",
-            "--documents",
-            documents,
-        ]);
+        command.args(["eval", "loss", text(&model), "--length", "64", "--documents", documents]);
         let output = command.arg("--out").arg(&out).args(["--device", "cpu", "--json"]).output();
         let output = output.unwrap();
-        assert_success(&output);
+        succeeded(&output);
         let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         (printed, std::fs::read(out.join("loss.csv")).unwrap())
     };
@@ -346,13 +319,9 @@ fn sharded_evaluation_matches_one_process() {
     let port = free_port().unwrap();
     let start = |(r, split): (usize, &str)| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
-        command.args(["eval", "loss"]).arg(&model).args(["--length", "64", "--split", split]);
-        rank(
-            r,
-            2,
-            port,
-            command.arg("--out").arg(dir.path().join("mixed")).args(["--device", "cpu"]),
-        )
+        command.args(["eval", "loss", text(&model), "--length", "64", "--split", split]);
+        command.arg("--out").arg(dir.path().join("mixed")).args(["--device", "cpu"]);
+        rank(r, 2, port, &mut command)
     };
     let children: Vec<Child> = ["heldout", "train"].into_iter().enumerate().map(start).collect();
     for child in children {

@@ -1,15 +1,15 @@
 //! A training process is killed at random moments, many times; its result is that of an uninterrupted run, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use common::{checkpoints, command, metrics, recipe, result, run, stderr, succeeded};
 use fox_base::random::SplitMix64;
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
 
 /// Waits until the process has written a checkpoint or ended, for one second at most.
 fn wait_for_progress(child: &mut Child, out: &Path, before: usize) {
@@ -68,8 +68,7 @@ fn torn_run(
 
 /// An uninterrupted run.
 fn whole_run(recipe: &Path, out: &Path, extra: &[&str]) {
-    let output = run(recipe, out, extra);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&run(recipe, out, extra));
 }
 
 fn clock_seed() -> u64 {

@@ -1,13 +1,13 @@
 //! `fox sweep`: table, picture, search, and resuming.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use train_common::{recipe, stderr, wait_until, wait_until_free};
+use common::{recipe, stderr, succeeded, wait_until, wait_until_free};
 
 fn sweep(items: &[&str], out: &Path, extra: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -52,8 +52,7 @@ fn sweep_compares_recipes_and_reuses_finished_runs() {
     let metrics = out.join("runs/test/metrics.jsonl");
     let untouched = fs::metadata(&metrics).unwrap().modified().unwrap();
     fs::remove_dir_all(out.join("runs/test+rope")).unwrap();
-    let second = sweep(&items, &out, &[]);
-    assert!(second.status.success(), "{}", stderr(&second));
+    succeeded(&sweep(&items, &out, &[]));
     assert_eq!(fs::metadata(&metrics).unwrap().modified().unwrap(), untouched);
     let losses = |csv: &str| -> Vec<String> {
         csv.lines().map(|line| line.split(',').take(6).collect::<Vec<_>>().join(",")).collect()
@@ -77,8 +76,7 @@ fn bracketed(optimizer: &str) {
     let file = recipe(dir.path());
     let out = dir.path().join("sweep");
     let name = format!("optimizer.name={optimizer}");
-    let output = sweep(&[file.to_str().unwrap()], &out, &["--search", "lr", "--set", &name]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&sweep(&[file.to_str().unwrap()], &out, &["--search", "lr", "--set", &name]));
     let json: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(out.join("comparison.json")).unwrap()).unwrap();
     let mut tried: Vec<(f64, f64)> = json["rows"]
@@ -120,11 +118,9 @@ fn grid_with_seeds_is_independent_of_jobs() {
     let file = recipe(dir.path());
     let grid = ["--set", "training.seed=0..1", "--set", "optimizer.peak_lr=1e-3,5e-3"];
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
-    let output = sweep(&[file.to_str().unwrap()], &one, &grid);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&sweep(&[file.to_str().unwrap()], &one, &grid));
     let jobs = [&grid[..], &["--jobs", "3"]].concat();
-    let output = sweep(&[file.to_str().unwrap()], &two, &jobs);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(&sweep(&[file.to_str().unwrap()], &two, &jobs));
     assert_eq!(figures(&one), figures(&two));
     let table = fs::read_to_string(two.join("comparison.md")).unwrap();
     for lr in ["1e-3", "5e-3"] {

@@ -1,12 +1,12 @@
 //! `fox retrofit`, `fox convert --to hf` and `fox train --init`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod train_common;
+mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use train_common::{recipe, result, run, stderr};
+use common::{recipe, refused, result, run, stderr, succeeded};
 
 fn fox(args: &[&dyn AsRef<std::ffi::OsStr>]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fox"))
@@ -19,29 +19,17 @@ fn dump(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
 
-fn text(output: &Output) -> String {
-    assert!(output.status.success(), "{}", stderr(output));
-    String::from_utf8_lossy(&output.stdout).to_string()
-}
-
-fn refused(output: &Output) -> String {
-    assert!(!output.status.success(), "it should have failed");
-    let text = stderr(output);
-    assert_eq!(text.trim_end().lines().count(), 1, "not one sentence: {text}");
-    text
-}
-
 #[test]
 fn retrofit_adds_gates_to_llama() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gated");
-    let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
+    let said = succeeded(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
     assert!(
         said.contains("(qwen3) -> ") && said.contains("(fox), 19,812 parameters, 132"),
         "{said}"
     );
     assert!(said.ends_with(" of them new; a gate forgets 3.9e-9 nat per token\n"), "{said}");
-    let said = text(&fox(&[&"info", &out]));
+    let said = succeeded(&fox(&[&"info", &out]));
     assert!(said.contains("forget gate from the input") && said.contains("RoPE 1000000"), "{said}");
     // Hugging Face layouts have no forget gates.
     let said = refused(&fox(&[&"convert", &out, &dir.path().join("back"), &"--to", &"hf"]));
@@ -55,14 +43,15 @@ fn retrofit_adds_gates_to_llama() {
         &"--memory",
         &"9,9,9",
     ]));
-    assert!(said.ends_with("3 memory lengths do not fit 2 heads; give one or 2\n"), "{said}");
+    assert!(said.ends_with("3 memory lengths do not fit 2 heads; give one or 2"), "{said}");
     let spread = dir.path().join("spread");
-    let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &spread, &"--gate-init", &"spread"]));
+    let said =
+        succeeded(&fox(&[&"retrofit", &dump("hf_qwen3"), &spread, &"--gate-init", &"spread"]));
     assert!(said.ends_with(" of them new; a gate forgets 1.0e0 nat per token\n"), "{said}");
     let start = [&"--gate-init" as &dyn AsRef<std::ffi::OsStr>, &"64,8"];
     let said =
         refused(&fox(&[&"retrofit", &dump("hf_qwen3"), &dir.path().join("x"), start[0], start[1]]));
-    assert!(said.ends_with("give `spread` or SHORTEST,LONGEST in tokens, e.g. 8,512\n"), "{said}");
+    assert!(said.ends_with("give `spread` or SHORTEST,LONGEST in tokens, e.g. 8,512"), "{said}");
 }
 
 #[test]
@@ -75,8 +64,7 @@ fn fine_tunes_from_checkpoint() {
         let mut extra = short.to_vec();
         let init = init.to_str().unwrap();
         extra.extend(["--init", init, "--set", "training.train=[\"gates\"]"]);
-        let output = run(&recipe, out, &extra);
-        assert!(output.status.success(), "{}", stderr(&output));
+        succeeded(&run(&recipe, out, &extra));
         result(out)
     };
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));

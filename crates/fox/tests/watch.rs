@@ -1,6 +1,9 @@
 //! `fox watch` and `fox train --baseline`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
+use common::succeeded;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -61,8 +64,7 @@ fn baseline_is_trained_and_run_is_watched() {
     drop(child);
 
     // A Transformer has no gates; the page has no such part.
-    let out = fox(dir.path(), "watch run-transformer --out page.html").output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    succeeded(&fox(dir.path(), "watch run-transformer --out page.html").output().unwrap());
     let page = fs::read_to_string(dir.path().join("page.html")).unwrap();
     assert!(page.contains("Learning rate") && !page.contains("Half-lives"));
 }

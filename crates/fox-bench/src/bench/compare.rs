@@ -82,8 +82,7 @@ impl Args {
             ("Mamba-2", ModelConfig::mamba2, 2 * layers, 2 * heads, off),
         ];
         let config = |(name, build, layers, heads, pruning): (_, Build, _, _, _)| {
-            let mut config = build(width, layers, heads);
-            config.vocab_size = self.vocab as usize;
+            let config = build(width, layers, heads).with_vocab(self.vocab as usize);
             (name, config, pruning)
         };
         list.into_iter().map(config).collect()

@@ -57,8 +57,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let sizes = (args.d_model as usize, args.layers as usize, args.heads as usize);
-    let mut config = args.arch.config(sizes.0, sizes.1, sizes.2);
-    config.vocab_size = args.vocab as usize;
+    let config = args.arch.config(sizes.0, sizes.1, sizes.2).with_vocab(args.vocab as usize);
     config.validate("the flags")?;
     if args.op_by_op {
         output::note("--op-by-op has no effect: op by op is always measured");

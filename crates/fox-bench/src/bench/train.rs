@@ -74,8 +74,8 @@ pub struct Args {
 impl Args {
     fn config(&self) -> ModelConfig {
         let sizes = (self.d_model as usize, self.layers as usize, self.heads as usize);
-        let mut config = self.arch.config(sizes.0, sizes.1, sizes.2);
-        config.vocab_size = self.vocab as usize;
+        let mut config =
+            self.arch.config(sizes.0, sizes.1, sizes.2).with_vocab(self.vocab as usize);
         if let Some(width) = self.mlp {
             config.mlp.intermediate_size = Some(width as usize);
         }
@@ -148,8 +148,8 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     let (seq, layers) = (args.seq.min(80) as usize, args.layers.min(2) as usize);
     let heads = args.heads.min(4);
     let width = (args.d_model / args.heads * heads) as usize;
-    let mut config = args.arch.config(width, layers, heads as usize);
-    config.vocab_size = args.vocab.min(1000) as usize;
+    let mut config =
+        args.arch.config(width, layers, heads as usize).with_vocab(args.vocab.min(1000) as usize);
     config.mlp.intermediate_size = args.mlp.map(|mlp| mlp as usize * width / args.d_model as usize);
     check_model(device, &config, seq, &args.options())
 }

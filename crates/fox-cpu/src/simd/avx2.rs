@@ -33,11 +33,23 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const MANY_REGISTERS: bool = false;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_set1_ps(x) }
+    instructions! {
+        splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        splat_bytes(x: u32) -> __m256i = _mm256_set1_epi32(x as i32);
+        zero_ints() -> __m256i = _mm256_setzero_si256();
+        ints_to_f32(sum: __m256i) -> __m256 = _mm256_cvtepi32_ps(sum);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        sqrt(a: __m256) -> __m256 = _mm256_sqrt_ps(a);
+        round(a: __m256) -> __m256 =
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
     }
+
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
         // SAFETY: the caller's promise.
@@ -58,16 +70,6 @@ impl Simd for Avx2 {
         unsafe { _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)) }
     }
     #[inline(always)]
-    fn splat_bytes(self, x: u32) -> __m256i {
-        // SAFETY: see above.
-        unsafe { _mm256_set1_epi32(x as i32) }
-    }
-    #[inline(always)]
-    fn zero_ints(self) -> __m256i {
-        // SAFETY: see above.
-        unsafe { _mm256_setzero_si256() }
-    }
-    #[inline(always)]
     fn dot_bytes(self, a: __m256i, b: __m256i, sum: __m256i) -> __m256i {
         // The instruction takes unsigned times signed and saturates at 16 bits: with |a| <= 127 a pair stays below.
         // SAFETY: see above.
@@ -75,11 +77,6 @@ impl Simd for Avx2 {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
             _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
-    }
-    #[inline(always)]
-    fn ints_to_f32(self, sum: __m256i) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_cvtepi32_ps(sum) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {
@@ -90,51 +87,6 @@ impl Simd for Avx2 {
     unsafe fn store(self, p: *mut f32, v: __m256) {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_min_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn sqrt(self, a: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_sqrt_ps(a) }
-    }
-    #[inline(always)]
-    fn round(self, a: __m256) -> __m256 {
-        // SAFETY: see above.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
     #[inline(always)]
     fn scale_pow2(self, a: __m256, n: __m256) -> __m256 {

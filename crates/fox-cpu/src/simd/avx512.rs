@@ -80,11 +80,25 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const MANY_REGISTERS: bool = true;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_set1_ps(x) }
+    instructions! {
+        splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        splat_bytes(x: u32) -> __m512i = _mm512_set1_epi32(x as i32);
+        zero_ints() -> __m512i = _mm512_setzero_si512();
+        ints_to_f32(sum: __m512i) -> __m512 = _mm512_cvtepi32_ps(sum);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        sqrt(a: __m512) -> __m512 = _mm512_sqrt_ps(a);
+        round(a: __m512) -> __m512 =
+            _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        scale_pow2(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
+        sum(a: __m512) -> f32 = _mm512_reduce_add_ps(a);
     }
+
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
         // SAFETY: the caller's promise.
@@ -105,16 +119,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(-128)) }
     }
     #[inline(always)]
-    fn splat_bytes(self, x: u32) -> __m512i {
-        // SAFETY: see above.
-        unsafe { _mm512_set1_epi32(x as i32) }
-    }
-    #[inline(always)]
-    fn zero_ints(self) -> __m512i {
-        // SAFETY: see above.
-        unsafe { _mm512_setzero_si512() }
-    }
-    #[inline(always)]
     fn dot_bytes(self, a: __m512i, b: __m512i, sum: __m512i) -> __m512i {
         // As with AVX2: |a| times b with the sign of a.
         // SAFETY: see above.
@@ -126,11 +130,6 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn ints_to_f32(self, sum: __m512i) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_cvtepi32_ps(sum) }
-    }
-    #[inline(always)]
     fn prefetch(self, p: *const u8) {
         // SAFETY: a hint, which is never an access.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
@@ -139,61 +138,6 @@ impl Simd for Avx512 {
     unsafe fn store(self, p: *mut f32, v: __m512) {
         // SAFETY: the caller's promise.
         unsafe { _mm512_storeu_ps(p, v) }
-    }
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-    #[inline(always)]
-    fn sqrt(self, a: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_sqrt_ps(a) }
-    }
-    #[inline(always)]
-    fn round(self, a: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-    }
-    #[inline(always)]
-    fn scale_pow2(self, a: __m512, n: __m512) -> __m512 {
-        // SAFETY: see above.
-        unsafe { _mm512_scalef_ps(a, n) }
-    }
-    #[inline(always)]
-    fn sum(self, a: __m512) -> f32 {
-        // SAFETY: see above.
-        unsafe { _mm512_reduce_add_ps(a) }
     }
 }
 

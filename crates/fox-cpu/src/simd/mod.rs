@@ -5,6 +5,17 @@
 //! are compiled once per instruction set by [`Level::run`]; all functions they call must be `#[inline(always)]`, so that
 //! they are inlined into the function with the target features.
 
+/// Methods that are one expression of intrinsics each.
+macro_rules! instructions {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $value:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: $ty),*) -> $out {
+            // SAFETY: `self` proves that the instructions exist; these have no other precondition.
+            unsafe { $value }
+        }
+    )*};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

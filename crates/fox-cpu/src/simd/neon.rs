@@ -34,11 +34,24 @@ impl Simd for Neon {
     const LANES: usize = 4;
     const MANY_REGISTERS: bool = true;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vdupq_n_f32(x) }
+    instructions! {
+        splat(x: f32) -> float32x4_t = vdupq_n_f32(x);
+        splat_bytes(x: u32) -> int8x16_t = vreinterpretq_s8_u32(vdupq_n_u32(x));
+        zero_ints() -> [int32x4_t; 2] = [vdupq_n_s32(0); 2];
+        ints_to_f32(sum: [int32x4_t; 2]) -> float32x4_t = vcvtq_f32_s32(vpaddq_s32(sum[0], sum[1]));
+        add(a: float32x4_t, b: float32x4_t) -> float32x4_t = vaddq_f32(a, b);
+        sub(a: float32x4_t, b: float32x4_t) -> float32x4_t = vsubq_f32(a, b);
+        mul(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        div(a: float32x4_t, b: float32x4_t) -> float32x4_t = vdivq_f32(a, b);
+        // A compare and select, because vmaxq returns NaN where either operand is NaN.
+        max(a: float32x4_t, b: float32x4_t) -> float32x4_t = vbslq_f32(vcgtq_f32(a, b), a, b);
+        min(a: float32x4_t, b: float32x4_t) -> float32x4_t = vbslq_f32(vcltq_f32(a, b), a, b);
+        mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+        sqrt(a: float32x4_t) -> float32x4_t = vsqrtq_f32(a);
+        round(a: float32x4_t) -> float32x4_t = vrndnq_f32(a);
+        sum(a: float32x4_t) -> f32 = vaddvq_f32(a);
     }
+
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> float32x4_t {
         // SAFETY: the caller's promise.
@@ -59,16 +72,6 @@ impl Simd for Neon {
         unsafe { veorq_s8(vreinterpretq_s8_u32(vld1q_u32(p)), vdupq_n_s8(-128)) }
     }
     #[inline(always)]
-    fn splat_bytes(self, x: u32) -> int8x16_t {
-        // SAFETY: see above.
-        unsafe { vreinterpretq_s8_u32(vdupq_n_u32(x)) }
-    }
-    #[inline(always)]
-    fn zero_ints(self) -> [int32x4_t; 2] {
-        // SAFETY: see above.
-        unsafe { [vdupq_n_s32(0); 2] }
-    }
-    #[inline(always)]
     fn dot_bytes(self, a: int8x16_t, b: int8x16_t, sum: [int32x4_t; 2]) -> [int32x4_t; 2] {
         // SAFETY: see above.
         unsafe {
@@ -79,60 +82,9 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    fn ints_to_f32(self, sum: [int32x4_t; 2]) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vcvtq_f32_s32(vpaddq_s32(sum[0], sum[1])) }
-    }
-    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: float32x4_t) {
         // SAFETY: the caller's promise.
         unsafe { vst1q_f32(p, v) }
-    }
-    #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vaddq_f32(a, b) }
-    }
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vsubq_f32(a, b) }
-    }
-    #[inline(always)]
-    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vmulq_f32(a, b) }
-    }
-    #[inline(always)]
-    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vdivq_f32(a, b) }
-    }
-    #[inline(always)]
-    fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // A compare and select, because vmaxq returns NaN where either operand is NaN.
-        // SAFETY: see above.
-        unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
-    }
-    #[inline(always)]
-    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
-    }
-    #[inline(always)]
-    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vfmaq_f32(c, a, b) }
-    }
-    #[inline(always)]
-    fn sqrt(self, a: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vsqrtq_f32(a) }
-    }
-    #[inline(always)]
-    fn round(self, a: float32x4_t) -> float32x4_t {
-        // SAFETY: see above.
-        unsafe { vrndnq_f32(a) }
     }
     #[inline(always)]
     fn scale_pow2(self, a: float32x4_t, n: float32x4_t) -> float32x4_t {
@@ -146,10 +98,5 @@ impl Simd for Neon {
             let high = vshlq_n_s32::<23>(vaddq_s32(vsubq_s32(n, half), bias));
             vmulq_f32(vmulq_f32(a, vreinterpretq_f32_s32(low)), vreinterpretq_f32_s32(high))
         }
-    }
-    #[inline(always)]
-    fn sum(self, a: float32x4_t) -> f32 {
-        // SAFETY: see above.
-        unsafe { vaddvq_f32(a) }
     }
 }

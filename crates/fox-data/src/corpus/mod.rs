@@ -74,11 +74,6 @@ impl Corpus {
         Ok(corpus)
     }
 
-    /// Where the corpus lies.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// The files in the order in which they are read.
     pub fn files(&self) -> &[CorpusFile] {
         &self.files

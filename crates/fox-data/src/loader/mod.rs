@@ -78,11 +78,6 @@ impl Loader {
         &self.config
     }
 
-    /// The data.
-    pub fn dataset(&self) -> &Arc<dyn Dataset> {
-        &self.dataset
-    }
-
     /// Batches until the data repeat.
     pub fn batches_per_epoch(&self) -> u64 {
         self.batches_per_epoch

@@ -24,7 +24,6 @@ pub enum Verify {
 #[derive(Debug)]
 pub struct PreparedDataset {
     index: Index,
-    split: Split,
     lengths: DocumentLengths,
     shards: Vec<ShardReader>,
     /// Number of the first token of each shard.
@@ -72,24 +71,12 @@ impl PreparedDataset {
         let checksums: Vec<&str> = entries.iter().map(|e| e.checksum.as_str()).collect();
         let identity =
             format!("prepared {} {:032x}", split.name(), hash_of(checksums.join(" ").as_bytes()));
-        Ok(Self {
-            index,
-            split,
-            lengths: DocumentLengths::Varied { ends },
-            shards,
-            starts,
-            identity,
-        })
+        Ok(Self { index, lengths: DocumentLengths::Varied { ends }, shards, starts, identity })
     }
 
     /// The folder's index.
     pub fn index(&self) -> &Index {
         &self.index
-    }
-
-    /// Which split this is.
-    pub fn split(&self) -> Split {
-        self.split
     }
 }
 

@@ -45,11 +45,6 @@ impl ZarrDataset {
         })
     }
 
-    /// What the array is like.
-    pub fn metadata(&self) -> &ZarrMetadata {
-        &self.metadata
-    }
-
     fn chunk_path(&self, row: u64, column: u64) -> PathBuf {
         let separator = self.metadata.separator;
         self.path.join(format!("{row}{separator}{column}"))

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::CellScore;
 use crate::Result;
-use crate::files::{json, write_whole};
+use crate::files::{json, write_all};
 use crate::stats::{Interval, fraction_over_seeds, wilson};
 
 /// Everything that was found about a task.
@@ -162,13 +162,7 @@ impl AccuracyReport {
         if self.has_several_answers() {
             files.push(("cases.svg", picture(self.chart(|cell| cell.cases, "cases right (%)"))));
         }
-        let mut written = Vec::new();
-        for (name, contents) in files {
-            let path = folder.join(name);
-            write_whole(&path, &contents)?;
-            written.push(path);
-        }
-        Ok(written)
+        write_all(folder, files)
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::boundary::{Boundaries, MarkedMatrix};
 use crate::Result;
-use crate::files::{file_stem, json as to_json, write_whole};
+use crate::files::{file_stem, json as to_json, write_all};
 
 /// Lines of the chart.
 const LINES: usize = 6;
@@ -76,13 +76,7 @@ impl Boundaries {
             let svg = standalone(&picture.fragment()).into_bytes();
             files.push((format!("{stem}-L{layer}-H{head}.svg"), svg));
         }
-        let mut written = Vec::new();
-        for (name, contents) in files {
-            let path = folder.join(name);
-            write_whole(&path, &contents)?;
-            written.push(path);
-        }
-        Ok(written)
+        write_all(folder, files)
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{CurvePoint, LossCurve};
 use crate::Result;
 use crate::csv::Csv;
-use crate::files::{json, write_whole};
+use crate::files::{json, write_all};
 use crate::stats::Interval;
 
 /// The curves of several models on the same data.
@@ -45,13 +45,7 @@ impl LossReport {
             ("loss.svg", standalone(&loss_chart(&self.curves).fragment()).into_bytes()),
             ("slope.svg", standalone(&slope_chart(&self.curves).fragment()).into_bytes()),
         ];
-        let mut written = Vec::new();
-        for (name, contents) in files {
-            let path = folder.join(name);
-            write_whole(&path, &contents)?;
-            written.push(path);
-        }
-        Ok(written)
+        write_all(folder, files)
     }
 
     /// One line per position, counted from 1, one column per model.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cases, Reader, Score, score};
 use crate::csv::Csv;
-use crate::files::{file_stem, json, write_whole};
+use crate::files::{file_stem, json, write_all};
 use crate::score_log::ScoreLog;
 use crate::{Error, Result};
 
@@ -280,13 +280,7 @@ impl NeedleReport {
                 files.push((format!("needle-{stem}-{kind}.svg"), svg));
             }
         }
-        let mut written = Vec::new();
-        for (name, contents) in files {
-            let path = folder.join(name);
-            write_whole(&path, &contents)?;
-            written.push(path);
-        }
-        Ok(written)
+        write_all(folder, files)
     }
 
     fn csv(&self) -> String {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{RulerTask, SampleScore};
 use crate::Result;
 use crate::csv::Csv;
-use crate::files::{file_stem, json, write_whole};
+use crate::files::{file_stem, json, write_all};
 
 /// Scores of one task and length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,13 +168,7 @@ impl RulerReport {
                 add("top", self.chart(model, "right among the most likely (%)", |c| c.top));
             }
         }
-        let mut written = Vec::new();
-        for (name, contents) in files {
-            let path = folder.join(name);
-            write_whole(&path, &contents)?;
-            written.push(path);
-        }
-        Ok(written)
+        write_all(folder, files)
     }
 
     fn chart(&self, model: &ModelCells, title: &str, value: fn(&Cell) -> Option<f64>) -> HeatMap {

@@ -14,21 +14,10 @@ use super::template::Template;
 use crate::{Error, Result};
 
 /// The tasks, in the order of the paper's table.
+#[rustfmt::skip]
 pub const NAMES: [&str; 14] = [
-    "narrativeqa",
-    "qasper",
-    "multifieldqa_en",
-    "hotpotqa",
-    "2wikimqa",
-    "musique",
-    "gov_report",
-    "qmsum",
-    "multi_news",
-    "trec",
-    "triviaqa",
-    "samsum",
-    "lcc",
-    "repobench-p",
+    "narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "gov_report",
+    "qmsum", "multi_news", "trec", "triviaqa", "samsum", "lcc", "repobench-p",
 ];
 
 /// The data set's configuration.

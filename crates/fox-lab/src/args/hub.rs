@@ -112,15 +112,10 @@ mod download {
     /// Tries of a download that breaks off.
     const RETRIES: usize = 5;
     /// Prefixes of the files besides weights and configuration.
+    #[rustfmt::skip]
     const COMPANIONS: [&str; 9] = [
-        "added_tokens.json",
-        "chat_template.",
-        "fox_tokenizer.json",
-        "generation_config.json",
-        "merges.txt",
-        "model.safetensors.index.json",
-        "special_tokens_map.json",
-        "tokenizer",
+        "added_tokens.json", "chat_template.", "fox_tokenizer.json", "generation_config.json",
+        "merges.txt", "model.safetensors.index.json", "special_tokens_map.json", "tokenizer",
         "vocab.",
     ];
 

@@ -18,19 +18,10 @@ macro_rules! experiments {
 pub(crate) const RATES: &str = "rates";
 
 /// The experiments, in the order of the report: name and TOML.
+#[rustfmt::skip]
 pub(crate) const EXPERIMENTS: &[(&str, &str)] = experiments!(
-    "rates",
-    "main",
-    "table3",
-    "gates",
-    "lengths",
-    "sizes",
-    "short",
-    "heads",
-    "pruning",
-    "longer",
-    "successors",
-    "start",
+    "rates", "main", "table3", "gates", "lengths", "sizes", "short", "heads", "pruning", "longer",
+    "successors", "start",
 );
 
 /// How the report shows an experiment.

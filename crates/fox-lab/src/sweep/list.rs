@@ -29,19 +29,10 @@ macro_rules! sweeps {
 }
 
 /// The built-in sweeps: name and TOML.
+#[rustfmt::skip]
 pub const SWEEPS: &[(&str, &str)] = sweeps!(
-    "table3",
-    "gates",
-    "tiny-table3",
-    "tiny-gates",
-    "mqar",
-    "mqar-rebound",
-    "n-back",
-    "flip-flop",
-    "selective-copy",
-    "parity",
-    "successors-mqar",
-    "successors-flip-flop",
+    "table3", "gates", "tiny-table3", "tiny-gates", "mqar", "mqar-rebound", "n-back", "flip-flop",
+    "selective-copy", "parity", "successors-mqar", "successors-flip-flop",
 );
 
 /// A search around each recipe.

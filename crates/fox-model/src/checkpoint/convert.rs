@@ -10,16 +10,10 @@ use super::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::{Error, Result};
 
 /// Prefixes of their names.
+#[rustfmt::skip]
 const NAMES: [&str; 9] = [
-    "added_tokens.json",
-    "chat_template.",
-    "fox_tokenizer.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.",
-    "tokenizer_config.json",
-    "vocab.",
+    "added_tokens.json", "chat_template.", "fox_tokenizer.json", "generation_config.json",
+    "merges.txt", "special_tokens_map.json", "tokenizer.", "tokenizer_config.json", "vocab.",
 ];
 
 /// Copies tokenizer, chat template and generation settings of a checkpoint into an existing folder.

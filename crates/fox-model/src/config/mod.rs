@@ -101,6 +101,19 @@ impl ModelConfig {
         }
     }
 
+    /// The same model with a vocabulary of this size.
+    #[must_use]
+    pub fn with_vocab(self, vocab_size: usize) -> Self {
+        ModelConfig { vocab_size, ..self }
+    }
+
+    /// The same model with an MLP of this width.
+    #[must_use]
+    pub fn with_mlp_width(mut self, width: usize) -> Self {
+        self.mlp.intermediate_size = Some(width);
+        self
+    }
+
     /// The mixer of a layer.
     pub fn mixer_of(&self, layer: usize) -> &dyn MixerConfig {
         self.mixer.at(layer).unwrap_or(&*self.mixer)

@@ -70,6 +70,14 @@ impl Validator<'_> {
         })
     }
 
+    /// Requires a positive divisor of another field, e.g. heads of `hidden_size`.
+    pub fn divisor(&self, field: &str, value: usize, (name, of): (&str, usize)) -> Result<()> {
+        self.range(field, value, 1, of)?;
+        self.require(of.is_multiple_of(value), field, || {
+            format!("is {value}, which does not divide `{name}` {of}")
+        })
+    }
+
     /// Requires `0 < value <= max`.
     pub fn positive(&self, field: &str, value: f64, max: f64) -> Result<()> {
         self.require(value > 0.0 && value <= max, field, || {

@@ -3,8 +3,8 @@
 use fox_cache::RecurrentState;
 use fox_tensor::{Activation, ConvSpec, L2Norm, ParamId, Result, Tape, Var};
 
-use super::MixerContext;
-use crate::params::{Init, ParamGroup, ParamList};
+use super::{LayerParams, MixerContext};
+use crate::params::Init;
 
 /// A convolution of every channel with its own taps, then silu and, for queries and keys of the delta
 /// rule, division by the norm of each head.
@@ -25,11 +25,11 @@ impl ShortConv {
         bias: bool,
         l2_norm: Option<L2Norm>,
         index: usize,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let init = Init::Uniform { bound: 1.0 / (taps as f64).sqrt() };
         let inits = (init.clone(), bias.then_some(init));
-        Self::declare_with(name, (channels, taps), inits, l2_norm, index, list)
+        Self::declare_with(name, (channels, taps), inits, l2_norm, index, layer)
     }
 
     /// [`ShortConv::declare`] with these initial values of the weight and, where there is one, of the bias.
@@ -39,14 +39,11 @@ impl ShortConv {
         (weight, bias): (Init, Option<Init>),
         l2_norm: Option<L2Norm>,
         index: usize,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
-        let mut push = |name: String, dims: Vec<usize>, decay: bool, init: Init| {
-            list.push(ParamGroup::Mixer, name, dims, decay, init)
-        };
         ShortConv {
-            weight: push(format!("{name}.weight"), vec![channels, 1, taps], true, weight),
-            bias: bias.map(|init| push(format!("{name}.bias"), vec![channels], false, init)),
+            weight: layer.push(&format!("{name}.weight"), &[channels, 1, taps], true, weight),
+            bias: bias.map(|init| layer.push(&format!("{name}.bias"), &[channels], false, init)),
             l2_norm,
             index,
         }

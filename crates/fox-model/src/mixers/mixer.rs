@@ -11,7 +11,7 @@ use super::StateSpec;
 use super::forgetting::{DecayTime, ForgettingConfig, ForgettingLayer};
 use crate::config::{ModelConfig, Validator};
 use crate::observe::Observer;
-use crate::params::{Init, ParamList, Parameters};
+use crate::params::{Init, ParamGroup, ParamList, Parameters};
 use crate::{Pruning, Result};
 
 /// The options of a mixer, and everything that follows from them without a device.
@@ -53,19 +53,14 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         model.mlp.width(model.hidden_size)
     }
 
-    /// Declares what the layers of a model share, before the first of them; [`LayerContext::shared`] hands it
+    /// Declares what the layers of a model share, before the first of them; [`LayerParams::shared`] hands it
     /// to each.
     fn declare_shared(&self, _model: &ModelConfig, _list: &mut ParamList) -> Option<ParamId> {
         None
     }
 
-    /// Declares the parameters of one layer under [`LayerContext::prefix`].
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer>;
+    /// Declares the parameters of one layer.
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer>;
 
     /// The decode state of a layer.
     fn state(&self, model: &ModelConfig) -> StateSpec;
@@ -242,15 +237,42 @@ impl From<Var> for MixerOutput {
     }
 }
 
-/// Position of a layer, and parameters that all layers use.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerContext<'a> {
+/// Declares the parameters of one layer.
+#[derive(Debug)]
+pub struct LayerParams<'a> {
     /// Number of the layer, from 0.
     pub index: usize,
     /// Prefix of its parameters' names, e.g. `model.layers.0.attn`.
     pub prefix: &'a str,
     /// The parameter that [`MixerConfig::declare_shared`] declared.
     pub shared: Option<ParamId>,
+    /// The declarations of the model.
+    pub list: &'a mut ParamList,
+}
+
+impl LayerParams<'_> {
+    /// A matrix `name.weight` with weight decay and normal initialization.
+    pub fn matrix(&mut self, name: &str, (rows, cols): (usize, usize), std: f64) -> ParamId {
+        let name = format!("{}.{name}.weight", self.prefix);
+        self.list.matrix(ParamGroup::Mixer, name, rows, cols, std)
+    }
+
+    /// A matrix `name.weight` with weight decay and uniform initialization.
+    pub fn uniform(&mut self, name: &str, dims: (usize, usize), bound: f64) -> ParamId {
+        let name = format!("{}.{name}.weight", self.prefix);
+        self.list.uniform_matrix(ParamGroup::Mixer, name, dims, bound)
+    }
+
+    /// A vector without weight decay, every element `start`.
+    pub fn vector(&mut self, name: &str, len: usize, start: f32) -> ParamId {
+        self.push(name, &[len], false, Init::Constant(start))
+    }
+
+    /// Any parameter that is trained.
+    pub fn push(&mut self, name: &str, dims: &[usize], decay: bool, init: Init) -> ParamId {
+        let name = format!("{}.{name}", self.prefix);
+        self.list.push(ParamGroup::Mixer, name, dims.to_vec(), decay, init)
+    }
 }
 
 /// Values per token (not bytes) that a training step saves for the backward pass.

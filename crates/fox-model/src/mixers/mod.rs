@@ -46,9 +46,9 @@ pub use fox_cache::{
     AttentionStateSpec, BlockStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec,
 };
 pub use mixer::{
-    BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    BlockNames, LayerParams, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
     SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};
 pub use scan::{ScanShape, saved_states, scan};
-use scan::{head_norm, write_strength, xavier_bound};
+use scan::{delta_norm, head_norm, write_strength, xavier_bound};

@@ -1,7 +1,11 @@
 //! Shared code of mixers that are linear recurrences.
 
-use fox_cache::RecurrentState;
-use fox_tensor::{Activation, HeadSpec, Result, ScanSpec, ScanVars, Tape, Var};
+use fox_cache::{ConvStateSpec, RecurrentState, RecurrentStateSpec};
+use fox_tensor::{
+    Activation, HeadSpec, L2Norm, Result, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var,
+};
+
+use crate::config::Validator;
 
 /// Tokens of a chunk of a linear recurrence.
 const CHUNK: usize = 64;
@@ -26,6 +30,11 @@ pub fn scan(
         state.stage_scan(after.value().clone());
     }
     Ok(out)
+}
+
+/// The norm of the delta rule's queries and keys, over heads of this width.
+pub(super) fn delta_norm(width: usize) -> L2Norm {
+    L2Norm { width, eps: 1e-6 }
 }
 
 /// Strengths of the delta rule's writes `[R, H]`: `sigmoid(x W^T)`, or twice that with negative eigenvalues.
@@ -59,7 +68,7 @@ pub(super) fn head_norm(
     tape.prepare_heads(o, None, None, Some(weight), &spec)
 }
 
-/// A linear recurrence, for counting the products of its chunkwise form.
+/// Sizes of a linear recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanShape {
     /// Heads, each with a state.
@@ -75,6 +84,40 @@ pub struct ScanShape {
 }
 
 impl ScanShape {
+    /// The recurrence over these sequences.
+    pub fn spec(&self, scale: f32, segments: &Segments) -> ScanSpec {
+        ScanSpec {
+            heads: self.heads,
+            key_heads: self.key_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            scale,
+            update: if self.delta { StateUpdate::Delta } else { StateUpdate::Add },
+            segments: segments.clone(),
+        }
+    }
+
+    /// The decode state of the delta rule, whose queries, keys and values have convolutions of `taps`.
+    pub(super) fn delta_state(&self, taps: Option<usize>) -> RecurrentStateSpec {
+        let (keys, values) = (self.key_heads * self.key_dim, self.heads * self.value_dim);
+        let convs = taps.map_or(Vec::new(), |taps| {
+            [keys, keys, values].map(|channels| ConvStateSpec { channels, taps }).to_vec()
+        });
+        RecurrentStateSpec { convs, scan: self.heads * self.key_dim * self.value_dim }
+    }
+
+    /// Checks the sizes of a delta rule, under the names that they have in files.
+    pub(super) fn validate_delta(&self, validator: &Validator<'_>) -> crate::Result<()> {
+        let (heads, value_heads) = (self.key_heads, self.heads);
+        validator.range("num_heads", heads, 1, Validator::MAX_WIDTH)?;
+        validator.range("num_v_heads", value_heads, heads, Validator::MAX_WIDTH)?;
+        validator.require(value_heads.is_multiple_of(heads), "num_v_heads", || {
+            format!("is {value_heads}, not a multiple of `num_heads` {heads}")
+        })?;
+        validator.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
+        validator.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)
+    }
+
     /// FLOPs per token, forward and backward. Products inside a chunk count for the visible half
     /// only; those of queries and keys once for all heads that share them.
     pub fn train_flops(&self, seq: usize) -> f64 {

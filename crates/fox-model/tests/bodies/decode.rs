@@ -17,9 +17,7 @@ pub fn small(mixer: ForgettingConfig) -> ModelConfig {
 }
 
 fn small_of(mixer: impl MixerConfig) -> ModelConfig {
-    let mut config = ModelConfig::fox_llama(32, 2, 4);
-    config.vocab_size = VOCAB;
-    config.mlp.intermediate_size = Some(24);
+    let mut config = ModelConfig::fox_llama(32, 2, 4).with_vocab(VOCAB).with_mlp_width(24);
     // Large weights, so that every term matters.
     config.initializer_range = 0.3;
     config.mixer = Box::new(mixer);
@@ -124,9 +122,7 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
 /// Every architecture that can be asked for by name, as it is built.
 fn architectures() -> impl Iterator<Item = (&'static str, ModelConfig)> {
     Architecture::all().into_iter().map(|architecture| {
-        let mut config = architecture.config(64, 2, 2);
-        config.vocab_size = VOCAB;
-        config.mlp.intermediate_size = Some(24);
+        let config = architecture.config(64, 2, 2).with_vocab(VOCAB).with_mlp_width(24);
         (architecture.name, config)
     })
 }

@@ -26,17 +26,10 @@ const MAX_STOPS: usize = 64;
 const MAX_BIASES: usize = 1024;
 
 /// Fields that do not change the answer.
+#[rustfmt::skip]
 pub(crate) const IGNORED: &[&str] = &[
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "reasoning_effort",
-    "verbosity",
-    "modalities",
-    "guided_decoding_backend",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "reasoning_effort", "verbosity", "modalities", "guided_decoding_backend",
 ];
 
 /// The kind of a request.

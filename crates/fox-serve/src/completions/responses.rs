@@ -17,32 +17,16 @@ use crate::memory::LeasedWriter;
 use crate::reference::{CHAT, COMMON, RESPONSES};
 
 /// Fields with the meaning that they have in chat requests.
+#[rustfmt::skip]
 pub(crate) const SAME_RESPONSES: &[&str] = &[
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "stream",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "logit_bias",
-    "min_tokens",
-    "parallel_tool_calls",
+    "model", "temperature", "top_p", "top_k", "min_p", "stream", "seed", "stop", "ignore_eos",
+    "logit_bias", "min_tokens", "parallel_tool_calls",
 ];
 /// Fields that do not change the answer.
+#[rustfmt::skip]
 pub(crate) const IGNORED_RESPONSES: &[&str] = &[
-    "store",
-    "metadata",
-    "include",
-    "truncation",
-    "reasoning",
-    "service_tier",
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-    "stream_options",
+    "store", "metadata", "include", "truncation", "reasoning", "service_tier", "prompt_cache_key",
+    "safety_identifier", "user", "stream_options",
 ];
 
 /// The body of the chat request that a request stands for.

@@ -28,8 +28,7 @@ pub fn model() -> Model {
 
 /// The same, with an id that ends a document.
 pub fn model_ending_at(end: Option<usize>) -> Model {
-    let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 256;
+    let mut config = ModelConfig::fox_pro(32, 2, 2).with_vocab(256);
     config.tokens.eos = end.into_iter().collect();
     Model::init(&config, 7, &fox_cpu::device()).unwrap()
 }

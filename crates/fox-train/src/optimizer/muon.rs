@@ -299,8 +299,7 @@ mod tests {
 
     #[test]
     fn matrix_state_is_half_of_adamw() {
-        let mut config = ModelConfig::fox_pro(64, 2, 2);
-        config.vocab_size = 100;
+        let config = ModelConfig::fox_pro(64, 2, 2).with_vocab(100);
         for spec in config.param_specs() {
             let state = Muon::default().state(&spec);
             assert_eq!(state.len(), if is_matrix(&spec) { 1 } else { 2 }, "{}", spec.name);

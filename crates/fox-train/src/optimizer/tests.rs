@@ -8,8 +8,7 @@ use fox_model::{DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, 
 
 /// A small model with buffers, vectors, tables and matrices, some of them stacked.
 pub(super) fn model(device: &Device) -> Model {
-    let mut config = ModelConfig::fox_pro(32, 1, 2);
-    config.vocab_size = 16;
+    let mut config = ModelConfig::fox_pro(32, 1, 2).with_vocab(16);
     config.mixer = Box::new(ForgettingConfig {
         gate: ForgetGate::Fixed { decay_time: Some(DecayTime { min: 2.0, max: 64.0 }) },
         ..ForgettingConfig::fox_pro(2)

@@ -26,29 +26,13 @@ macro_rules! builtin {
 }
 
 /// The recipe files of `recipes/`; those of families and sizes are made of `families.toml` and `sizes.toml`.
+#[rustfmt::skip]
 const FILES: &[BuiltinRecipe] = builtin!(
-    "tiny-fox-pro",
-    "tiny-fox-llama",
-    "tiny-transformer",
-    "tiny-transformer-pro",
-    "tiny-stick-breaking",
-    "tiny-hybrid",
-    "tiny-encoder",
-    "tiny-long-context",
-    "books-small",
-    "books-small-transformer",
-    "samba-760m",
-    "transformer-llama-760m-window",
-    "long-context",
-    "task-mqar",
-    "task-mqar-rebound",
-    "task-n-back",
-    "task-flip-flop",
-    "task-selective-copy",
-    "task-parity",
-    "published",
-    "shared-1m",
-    "shared-26m",
+    "tiny-fox-pro", "tiny-fox-llama", "tiny-transformer", "tiny-transformer-pro",
+    "tiny-stick-breaking", "tiny-hybrid", "tiny-encoder", "tiny-long-context", "books-small",
+    "books-small-transformer", "samba-760m", "transformer-llama-760m-window", "long-context",
+    "task-mqar", "task-mqar-rebound", "task-n-back", "task-flip-flop", "task-selective-copy",
+    "task-parity", "published", "shared-1m", "shared-26m",
 );
 
 /// The last of [`FILES`]: what other recipes share, without the sizes of a model.

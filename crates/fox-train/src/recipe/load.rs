@@ -21,15 +21,9 @@ use crate::{Error, OptimizerRecipe, Result, tuning};
 /// How deep recipes may extend each other.
 const MAX_DEPTH: usize = 16;
 
+#[rustfmt::skip]
 const SECTIONS: [&str; 9] = [
-    "model",
-    "data",
-    "training",
-    "optimizer",
-    "schedule",
-    "evaluation",
-    "checkpoints",
-    "metrics",
+    "model", "data", "training", "optimizer", "schedule", "evaluation", "checkpoints", "metrics",
     "parallel",
 ];
 

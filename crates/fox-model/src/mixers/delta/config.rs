@@ -4,10 +4,8 @@ use super::layer::DeltaLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
-    enabled,
+    LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
 };
-use crate::params::ParamList;
 
 /// DeltaNet, and Gated DeltaNet when its state decays.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,15 +53,20 @@ impl DeltaConfig {
         }
     }
 
+    /// Sizes of the recurrence.
+    pub(super) fn scan(&self) -> ScanShape {
+        ScanShape {
+            heads: self.value_heads,
+            key_heads: self.heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            delta: true,
+        }
+    }
+
     /// Sizes of the decode state of a layer.
     pub(super) fn shape(&self) -> RecurrentStateSpec {
-        let (keys, values) = (self.heads * self.key_dim, self.value_heads * self.value_dim);
-        RecurrentStateSpec {
-            convs: [keys, keys, values]
-                .map(|channels| ConvStateSpec { channels, taps: self.conv_size })
-                .to_vec(),
-            scan: self.value_heads * self.key_dim * self.value_dim,
-        }
+        self.scan().delta_state(Some(self.conv_size))
     }
 }
 
@@ -96,23 +99,12 @@ impl MixerConfig for DeltaConfig {
     }
 
     fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
-        validator.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
-        validator.range("num_v_heads", self.value_heads, self.heads, Validator::MAX_WIDTH)?;
-        validator.require(self.value_heads.is_multiple_of(self.heads), "num_v_heads", || {
-            format!("is {}, no multiple of `num_heads` {}", self.value_heads, self.heads)
-        })?;
-        validator.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
-        validator.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)?;
+        self.scan().validate_delta(validator)?;
         validator.range("conv_size", self.conv_size, 1, Validator::MAX_TAPS)
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(DeltaLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(DeltaLayer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {
@@ -124,14 +116,7 @@ impl MixerConfig for DeltaConfig {
     }
 
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
-        let shape = ScanShape {
-            heads: self.value_heads,
-            key_heads: self.heads,
-            key_dim: self.key_dim,
-            value_dim: self.value_dim,
-            delta: true,
-        };
-        shape.train_flops(seq)
+        self.scan().train_flops(seq)
     }
 
     fn mlp_down_std(&self, model: &ModelConfig) -> f64 {

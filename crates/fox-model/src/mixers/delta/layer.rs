@@ -8,18 +8,15 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::DeltaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm, saved_states, scan,
-    write_strength, xavier_bound,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, delta_norm,
+    head_norm, saved_states, scan, write_strength, xavier_bound,
 };
-use crate::params::{Init, ParamGroup, ParamList};
-
-/// Inside the square root of the norm of queries and keys.
-const L2_EPS: f32 = 1e-6;
+use crate::params::Init;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -52,48 +49,37 @@ struct Decay {
 }
 
 impl DeltaLayer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    /// Declares the layer's parameters.
     pub fn declare(
         config: &ModelConfig,
         options: &DeltaConfig,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, heads) = (config.hidden_size, options.value_heads);
         let (keys, values) = (options.heads * options.key_dim, heads * options.value_dim);
-        let matrix = |list: &mut ParamList, name: &str, dims: (usize, usize)| {
-            let name = format!("{prefix}.{name}.weight");
-            list.uniform_matrix(ParamGroup::Mixer, name, dims, xavier_bound(dims))
+        let matrix = |layer: &mut LayerParams<'_>, name: &str, dims: (usize, usize)| {
+            layer.uniform(name, dims, xavier_bound(dims))
         };
         let [wq, wk, wv] = [("q_proj", keys), ("k_proj", keys), ("v_proj", values)]
-            .map(|(name, rows)| matrix(list, name, (rows, width)));
-        let b_proj = matrix(list, "b_proj", (heads, width));
-        let decay = options.decay.then(|| Decay {
-            weight: matrix(list, "a_proj", (heads, width)),
-            a_log: list.push(
-                ParamGroup::Mixer,
-                format!("{prefix}.A_log"),
-                vec![heads],
-                false,
-                Init::LogOfUniform { low: 0.0, high: 16.0 },
-            ),
-            bias: list.push(
-                ParamGroup::Mixer,
-                format!("{prefix}.dt_bias"),
-                vec![heads],
-                false,
-                Init::TimeStep { min: 0.001, max: 0.1, floor: 1e-4 },
-            ),
+            .map(|(name, rows)| matrix(layer, name, (rows, width)));
+        let b_proj = matrix(layer, "b_proj", (heads, width));
+        let decay = options.decay.then(|| {
+            let rates = Init::LogOfUniform { low: 0.0, high: 16.0 };
+            let steps = Init::TimeStep { min: 0.001, max: 0.1, floor: 1e-4 };
+            Decay {
+                weight: matrix(layer, "a_proj", (heads, width)),
+                a_log: layer.push("A_log", &[heads], false, rates),
+                bias: layer.push("dt_bias", &[heads], false, steps),
+            }
         });
         let mut conv = |name: &str, channels: usize, index: usize| {
-            let norm = L2Norm { width: options.key_dim, eps: L2_EPS };
-            let (name, shape) = (format!("{prefix}.{name}"), (channels, options.conv_size));
-            ShortConv::declare(&name, shape, false, (index < 2).then_some(norm), index, list)
+            let norm = (index < 2).then(|| delta_norm(options.key_dim));
+            let shape = (channels, options.conv_size);
+            ShortConv::declare(name, shape, false, norm, index, layer)
         };
         let convs =
             (conv("q_conv1d", keys, 0), conv("k_conv1d", keys, 1), conv("v_conv1d", values, 2));
-        let output_gate = options.output_gate.then(|| matrix(list, "g_proj", (values, width)));
-        let norm = format!("{prefix}.o_norm.weight");
+        let output_gate = options.output_gate.then(|| matrix(layer, "g_proj", (values, width)));
         DeltaLayer {
             options: options.clone(),
             norm_eps: config.norm_eps as f32,
@@ -103,8 +89,8 @@ impl DeltaLayer {
             b_proj,
             decay,
             output_gate,
-            output_norm: list.vector(ParamGroup::Mixer, norm, options.value_dim, 1.0),
-            o_proj: matrix(list, "o_proj", (width, values)),
+            output_norm: layer.vector("o_norm.weight", options.value_dim, 1.0),
+            o_proj: matrix(layer, "o_proj", (width, values)),
         }
     }
 }
@@ -133,15 +119,8 @@ impl Mixer for DeltaLayer {
                 Some(tape.time_step(&z, &bias, &a_log, (0.0, f32::INFINITY))?.1)
             }
         };
-        let spec = ScanSpec {
-            heads: self.options.value_heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.key_dim,
-            value_dim: self.options.value_dim,
-            scale: 1.0 / (self.options.key_dim as f32).sqrt(),
-            update: StateUpdate::Delta,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.key_dim as f32).sqrt();
+        let spec = self.options.scan().spec(scale, context.segments);
         let vars = ScanVars {
             q: &q,
             k: &k,

@@ -6,8 +6,7 @@ use super::layer::ForgettingLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled};
-use crate::params::ParamList;
+use crate::mixers::{AttentionStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled};
 
 /// Epsilon of the QK-norm in both references, independent of `norm_eps`.
 pub(crate) const QK_NORM_EPS: f64 = 1e-5;
@@ -273,10 +272,7 @@ impl MixerConfig for ForgettingConfig {
         validator.require(fits, field, || {
             format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
         })?;
-        validator.range("num_kv_heads", self.kv_heads, 1, heads)?;
-        validator.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
-            format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
-        })?;
+        validator.divisor("num_kv_heads", self.kv_heads, ("num_heads", heads))?;
         if let Some(window) = self.window {
             validator.range("window_size", window, 1, Validator::MAX_LENGTH)?;
         }
@@ -312,13 +308,8 @@ impl MixerConfig for ForgettingConfig {
         }
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(ForgettingLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(ForgettingLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

@@ -3,7 +3,8 @@
 use fox_tensor::{Activation, ConvSpec, ParamId, Result, Segments, Tape, Var};
 
 use super::{DecayTime, ForgetGate, ForgettingConfig};
-use crate::params::{Init, ParamGroup, ParamList, Parameters};
+use crate::mixers::LayerParams;
+use crate::params::{Init, ParamGroup, Parameters};
 
 /// Source of the log gates.
 #[derive(Debug)]
@@ -32,29 +33,25 @@ pub(super) enum Gate {
 }
 
 impl Gate {
-    /// Declares its parameters under `prefix`, initialised with this deviation.
+    /// Declares its parameters, initialised with this deviation.
     pub(super) fn declare(
         options: &ForgettingConfig,
         width: usize,
         std: f64,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let heads = options.heads;
         let constant = |decay_time: Option<DecayTime>| match decay_time {
             Some(time) => Init::Given(time.gate_biases(heads)),
             None => Init::Constant(0.0),
         };
-        let name = format!("{prefix}.fgate_bias");
         match options.gate {
             ForgetGate::None => Gate::None,
             ForgetGate::Full | ForgetGate::Shared => {
                 let shared = options.gate == ForgetGate::Shared;
                 let gates = if shared { 1 } else { heads };
-                let name = format!("{prefix}.fgate_proj.weight");
-                let weight = list.matrix(ParamGroup::Mixer, name, gates, width, std);
-                let name = format!("{prefix}.fgate_proj.bias");
-                let bias = list.vector(ParamGroup::Mixer, name, gates, 0.0);
+                let weight = layer.matrix("fgate_proj", (gates, width), std);
+                let bias = layer.vector("fgate_proj.bias", gates, 0.0);
                 match shared {
                     true => Gate::Shared { weight, bias, heads },
                     false => Gate::Projected { weight, bias },
@@ -62,27 +59,20 @@ impl Gate {
             }
             ForgetGate::BiasOnly { decay_time } => {
                 let init = constant(decay_time);
-                Gate::Constant {
-                    bias: list.push(ParamGroup::Mixer, name, vec![heads], false, init),
-                }
+                Gate::Constant { bias: layer.push("fgate_bias", &[heads], false, init) }
             }
             ForgetGate::Fixed { decay_time } => {
-                let init = constant(decay_time);
-                Gate::Constant { bias: list.buffer(ParamGroup::Mixer, name, vec![heads], init) }
+                let (name, init) = (format!("{}.fgate_bias", layer.prefix), constant(decay_time));
+                let bias = layer.list.buffer(ParamGroup::Mixer, name, vec![heads], init);
+                Gate::Constant { bias }
             }
             ForgetGate::KeyScale => {
                 let (heads, head_dim) = (options.kv_heads, options.head_width(width));
-                let name = |part: &str| format!("{prefix}.key_scale.{part}");
+                // The filters of a convolution of one tap.
+                let (dims, init) = ([heads * head_dim, 1, 1], Init::Normal { std, zero_row: None });
                 Gate::KeyScale {
-                    // The filters of a convolution of one tap.
-                    weight: list.push(
-                        ParamGroup::Mixer,
-                        name("weight"),
-                        vec![heads * head_dim, 1, 1],
-                        true,
-                        Init::Normal { std, zero_row: None },
-                    ),
-                    bias: list.vector(ParamGroup::Mixer, name("bias"), heads, 0.0),
+                    weight: layer.push("key_scale.weight", &dims, true, init),
+                    bias: layer.vector("key_scale.bias", heads, 0.0),
                     heads,
                     head_dim,
                 }

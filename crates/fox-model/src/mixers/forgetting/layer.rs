@@ -26,9 +26,9 @@ use super::projection::{Projection, rows_before};
 use super::{DecayTime, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
-use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations};
+use crate::mixers::{LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations};
 use crate::observe::AttentionView;
-use crate::params::{ParamGroup, ParamList, Parameters};
+use crate::params::Parameters;
 
 /// One attention layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -55,40 +55,30 @@ struct HeadLogits {
 }
 
 impl ForgettingLayer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    /// Declares the layer's parameters.
     pub(super) fn declare(
         config: &ModelConfig,
         options: &ForgettingConfig,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, std) = (config.hidden_size, config.initializer_range);
         let head_dim = options.head_width(width);
         let mut projection = |name: &str, heads: usize, shift: bool, norm: Option<&str>| {
             let dims = (heads * head_dim, width);
             let matrix = if shift { format!("{name}.linear") } else { name.to_string() };
-            let path = |rest: &str| format!("{prefix}.{rest}");
             Projection {
-                weight: list.matrix(
-                    ParamGroup::Mixer,
-                    path(&format!("{matrix}.weight")),
-                    dims.0,
-                    dims.1,
-                    std,
-                ),
-                bias: options.qkv_bias.then(|| {
-                    list.vector(ParamGroup::Mixer, path(&format!("{matrix}.bias")), dims.0, 0.0)
-                }),
-                shift: shift.then(|| {
-                    let name = path(&format!("{name}.shift_proj.weight"));
-                    list.matrix(ParamGroup::Mixer, name, heads, width, std)
-                }),
+                weight: layer.matrix(&matrix, dims, std),
+                bias: options
+                    .qkv_bias
+                    .then(|| layer.vector(&format!("{matrix}.bias"), dims.0, 0.0)),
+                shift: shift
+                    .then(|| layer.matrix(&format!("{name}.shift_proj"), (heads, width), std)),
                 norm: options.qk_norm.zip(norm).map(|(kind, name)| {
                     let len = match kind {
                         QkNorm::PerHead => dims.0,
                         QkNorm::Shared => head_dim,
                     };
-                    list.vector(ParamGroup::Mixer, path(&format!("{name}.weight")), len, 1.0)
+                    layer.vector(&format!("{name}.weight"), len, 1.0)
                 }),
                 heads,
                 rope: options.rope.is_some() && norm.is_some(),
@@ -97,19 +87,14 @@ impl ForgettingLayer {
         let q = projection("q_proj", options.heads, false, Some("q_norm"));
         let k = projection("k_proj", options.kv_heads, options.k_shift, Some("k_norm"));
         let v = projection("v_proj", options.kv_heads, options.v_shift, None);
-        let gate = Gate::declare(options, width, std, prefix, list);
+        let gate = Gate::declare(options, width, std, layer);
         let inner = options.heads * head_dim;
-        let mut matrix = |name: &str, rows: usize, cols: usize| {
-            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), rows, cols, std)
-        };
-        let output_gate = options.output_gate.map(|_| matrix("ogate_proj", inner, width));
-        let o_proj = matrix("o_proj", width, inner);
-        let output_norm = options.output_norm.then(|| {
-            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), inner, 1.0)
-        });
-        let sinks = options
-            .sink
-            .then(|| list.vector(ParamGroup::Mixer, format!("{prefix}.sinks"), options.heads, 0.0));
+        let output_gate =
+            options.output_gate.map(|_| layer.matrix("ogate_proj", (inner, width), std));
+        let o_proj = layer.matrix("o_proj", (width, inner), std);
+        let output_norm =
+            options.output_norm.then(|| layer.vector("output_norm.weight", inner, 1.0));
+        let sinks = options.sink.then(|| layer.vector("sinks", options.heads, 0.0));
         ForgettingLayer {
             options: options.clone(),
             head_dim,

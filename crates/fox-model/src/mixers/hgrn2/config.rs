@@ -6,7 +6,7 @@ use super::layer::Hgrn2Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
+    LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -35,6 +35,17 @@ pub enum LowerBounds {
 }
 
 impl Hgrn2Config {
+    /// Sizes of the recurrence.
+    pub(super) fn scan(&self, hidden_size: usize) -> ScanShape {
+        ScanShape {
+            heads: self.heads,
+            key_heads: self.heads,
+            key_dim: self.expand_ratio,
+            value_dim: hidden_size / self.heads,
+            delta: false,
+        }
+    }
+
     /// Sizes of the decode state of a layer.
     pub(super) fn shape(&self, hidden_size: usize) -> RecurrentStateSpec {
         RecurrentStateSpec { convs: Vec::new(), scan: self.expand_ratio * hidden_size }
@@ -66,11 +77,8 @@ impl MixerConfig for Hgrn2Config {
 
     fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let width = model.hidden_size;
-        validator.range("num_heads", self.heads, 1, width)?;
+        validator.divisor("num_heads", self.heads, ("hidden_size", width))?;
         validator.range("expand_ratio", self.expand_ratio, 1, Validator::MAX_HEAD)?;
-        validator.require(width.is_multiple_of(self.heads), "num_heads", || {
-            format!("is {}, which does not divide `hidden_size` {width}", self.heads)
-        })?;
         let gates = self.heads * self.expand_ratio;
         validator.require(
             self.lower_bounds == LowerBounds::None || gates == width,
@@ -91,13 +99,8 @@ impl MixerConfig for Hgrn2Config {
         }
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(Hgrn2Layer::declare(model, self, context, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(Hgrn2Layer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {
@@ -109,14 +112,7 @@ impl MixerConfig for Hgrn2Config {
     }
 
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
-        let shape = ScanShape {
-            heads: self.heads,
-            key_heads: self.heads,
-            key_dim: self.expand_ratio,
-            value_dim: model.hidden_size / self.heads,
-            delta: false,
-        };
-        shape.train_flops(seq)
+        self.scan(model.hidden_size).train_flops(seq)
     }
 
     fn mlp_down_std(&self, model: &ModelConfig) -> f64 {

@@ -7,15 +7,14 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::{Hgrn2Config, LowerBounds};
 use crate::config::ModelConfig;
 use crate::mixers::{
-    LayerContext, Mixer, MixerContext, MixerOutput, SavedActivations, saved_states, scan,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, saved_states, scan,
     xavier_bound,
 };
-use crate::params::{ParamGroup, ParamList};
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -37,29 +36,26 @@ impl Hgrn2Layer {
     pub fn declare(
         config: &ModelConfig,
         options: &Hgrn2Config,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, gates) = (config.hidden_size, options.heads * options.expand_ratio);
-        let matrix = |list: &mut ParamList, name: &str, rows: usize| {
-            let (name, dims) = (format!("{}.{name}.weight", context.prefix), (rows, width));
-            list.uniform_matrix(ParamGroup::Mixer, name, dims, xavier_bound(dims))
+        let matrix = |layer: &mut LayerParams<'_>, name: &str, rows: usize| {
+            layer.uniform(name, (rows, width), xavier_bound((rows, width)))
         };
         let [q_proj, f_proj, i_proj] = [("q_proj", gates), ("f_proj", gates), ("i_proj", width)]
-            .map(|(name, rows)| matrix(list, name, rows));
-        let norm = format!("{}.g_norm.weight", context.prefix);
+            .map(|(name, rows)| matrix(layer, name, rows));
         // The first layer's bounds are 0.
-        let used = options.lower_bounds == LowerBounds::Used && context.index > 0;
+        let used = options.lower_bounds == LowerBounds::Used && layer.index > 0;
         Hgrn2Layer {
             options: options.clone(),
             width,
-            layer: context.index,
-            lower_bounds: context.shared.filter(|_| used),
+            layer: layer.index,
+            lower_bounds: layer.shared.filter(|_| used),
             q_proj,
             f_proj,
             i_proj,
-            output_norm: list.vector(ParamGroup::Mixer, norm, width, 1.0),
-            o_proj: matrix(list, "o_proj", width),
+            output_norm: layer.vector("g_norm.weight", width, 1.0),
+            o_proj: matrix(layer, "o_proj", width),
         }
     }
 }
@@ -81,15 +77,8 @@ impl Mixer for Hgrn2Layer {
             None => None,
         };
         let (q, k, log_f) = tape.hgrn_gates(&q, &z, lower.as_ref())?;
-        let spec = ScanSpec {
-            heads: self.options.heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.expand_ratio,
-            value_dim: self.width / self.options.heads,
-            scale: 1.0 / (self.options.expand_ratio as f32).sqrt(),
-            update: StateUpdate::Add,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.expand_ratio as f32).sqrt();
+        let spec = self.options.scan(self.width).spec(scale, context.segments);
         let vars =
             ScanVars { q: &q, k: &k, v: &v, log_decay: Some(&log_f), write: None, skip: None };
         let o = scan(tape, &vars, &spec, state.and_then(LayerState::recurrent))?;

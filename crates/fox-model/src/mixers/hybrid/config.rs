@@ -12,8 +12,7 @@ use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
 use crate::mixers::path::PathConfig;
 use crate::mixers::wall::WallConfig;
-use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
-use crate::params::ParamList;
+use crate::mixers::{LayerParams, Mixer, MixerConfig, StateSpec};
 
 /// Layers with different mixers. Every block has an MLP.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,14 +173,9 @@ impl MixerConfig for HybridConfig {
     }
 
     /// A valid hybrid has a mixer for every layer.
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        let mixer = self.at(context.index).unwrap_or(&self.layers.attention);
-        mixer.declare(model, context, list)
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        let mixer = self.at(layer.index).unwrap_or(&self.layers.attention);
+        mixer.declare(model, layer)
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

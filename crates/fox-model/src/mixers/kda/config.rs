@@ -4,10 +4,8 @@ use super::layer::KdaLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
-    enabled,
+    LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
 };
-use crate::params::ParamList;
 
 /// Kimi Delta Attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,13 +43,20 @@ impl KdaConfig {
         }
     }
 
+    /// Sizes of the recurrence.
+    pub(super) fn scan(&self) -> ScanShape {
+        ScanShape {
+            heads: self.value_heads,
+            key_heads: self.heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            delta: true,
+        }
+    }
+
     /// Sizes of the decode state of a layer.
     pub(super) fn shape(&self) -> RecurrentStateSpec {
-        let (keys, values) = (self.heads * self.key_dim, self.value_heads * self.value_dim);
-        let convs = self.conv_size.map_or(Vec::new(), |taps| {
-            [keys, keys, values].map(|channels| ConvStateSpec { channels, taps }).to_vec()
-        });
-        RecurrentStateSpec { convs, scan: self.value_heads * self.key_dim * self.value_dim }
+        self.scan().delta_state(self.conv_size)
     }
 }
 
@@ -82,13 +87,7 @@ impl MixerConfig for KdaConfig {
     }
 
     fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
-        validator.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
-        validator.range("num_v_heads", self.value_heads, self.heads, Validator::MAX_WIDTH)?;
-        validator.require(self.value_heads.is_multiple_of(self.heads), "num_v_heads", || {
-            format!("is {}, not a multiple of `num_heads` {}", self.value_heads, self.heads)
-        })?;
-        validator.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
-        validator.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)?;
+        self.scan().validate_delta(validator)?;
         if let Some(bound) = self.decay_bound {
             validator.require(bound < 0.0 && (bound as f32).is_finite(), "lower_bound", || {
                 format!("is {bound}; log decays are negative, set it below 0 or to null")
@@ -101,13 +100,8 @@ impl MixerConfig for KdaConfig {
             .map_or(Ok(()), |taps| validator.range("conv_size", taps, 1, Validator::MAX_TAPS))
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(KdaLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(KdaLayer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {
@@ -120,13 +114,6 @@ impl MixerConfig for KdaConfig {
 
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
         // Scores are per value head, because their decays are.
-        let shape = ScanShape {
-            heads: self.value_heads,
-            key_heads: self.value_heads,
-            key_dim: self.key_dim,
-            value_dim: self.value_dim,
-            delta: true,
-        };
-        shape.train_flops(seq)
+        ScanShape { key_heads: self.value_heads, ..self.scan() }.train_flops(seq)
     }
 }

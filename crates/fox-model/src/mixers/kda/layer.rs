@@ -8,20 +8,15 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{
-    Activation, ConvSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var,
-};
+use fox_tensor::{Activation, ConvSpec, L2Norm, ParamId, Result, ScanVars, Tape, Var};
 
 use super::KdaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, head_norm, saved_states, scan,
-    write_strength,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, delta_norm,
+    head_norm, saved_states, scan, write_strength,
 };
-use crate::params::{Init, ParamGroup, ParamList};
-
-/// Inside the square root of the norm of queries and keys.
-const L2_EPS: f32 = 1e-6;
+use crate::params::Init;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -51,30 +46,21 @@ struct Branch {
 }
 
 impl KdaLayer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
-    pub fn declare(
-        config: &ModelConfig,
-        options: &KdaConfig,
-        prefix: &str,
-        list: &mut ParamList,
-    ) -> Self {
+    /// Declares the layer's parameters.
+    pub fn declare(config: &ModelConfig, options: &KdaConfig, layer: &mut LayerParams<'_>) -> Self {
         let (width, heads) = (config.hidden_size, options.value_heads);
         let (keys, values) = (options.heads * options.key_dim, heads * options.value_dim);
         let rank = options.value_dim;
-        let matrix = |list: &mut ParamList, name: &str, (rows, cols): (usize, usize)| {
-            let name = format!("{prefix}.{name}.weight");
-            list.matrix(ParamGroup::Mixer, name, rows, cols, config.initializer_range)
-        };
+        let std = config.initializer_range;
         let weights = [("q_proj", keys), ("k_proj", keys), ("v_proj", values)]
-            .map(|(name, rows)| matrix(list, name, (rows, width)));
+            .map(|(name, rows)| layer.matrix(name, (rows, width), std));
         let mut index = 0;
         let branches = weights.map(|weight| {
             let (name, channels) =
                 [("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)][index];
-            let l2_norm = (index < 2).then_some(L2Norm { width: options.key_dim, eps: L2_EPS });
+            let l2_norm = (index < 2).then(|| delta_norm(options.key_dim));
             let conv = options.conv_size.map(|taps| {
-                let name = format!("{prefix}.{name}");
-                ShortConv::declare(&name, (channels, taps), false, l2_norm, index, list)
+                ShortConv::declare(name, (channels, taps), false, l2_norm, index, layer)
             });
             index += 1;
             Branch { weight, conv, l2_norm }
@@ -83,32 +69,26 @@ impl KdaLayer {
             true => Init::Constant(0.0),
             false => Init::LogOfUniform { low: 1.0, high: 16.0 },
         };
-        let vector = |list: &mut ParamList, name: &str, len: usize, init: Init| {
-            list.push(ParamGroup::Mixer, format!("{prefix}.{name}"), vec![len], false, init)
-        };
+        let steps = Init::TimeStep { min: 0.001, max: 0.1, floor: 1e-4 };
+        let decays = heads * options.key_dim;
         KdaLayer {
             options: options.clone(),
             norm_eps: config.norm_eps as f32,
             branches,
-            b_proj: matrix(list, "b_proj", (heads, width)),
+            b_proj: layer.matrix("b_proj", (heads, width), std),
             f_proj: [
-                matrix(list, "f_proj.0", (rank, width)),
-                matrix(list, "f_proj.1", (heads * options.key_dim, rank)),
+                layer.matrix("f_proj.0", (rank, width), std),
+                layer.matrix("f_proj.1", (decays, rank), std),
             ],
-            a_log: vector(list, "A_log", heads, a_log),
-            dt_bias: vector(
-                list,
-                "dt_bias",
-                heads * options.key_dim,
-                Init::TimeStep { min: 0.001, max: 0.1, floor: 1e-4 },
-            ),
+            a_log: layer.push("A_log", &[heads], false, a_log),
+            dt_bias: layer.push("dt_bias", &[decays], false, steps),
             g_proj: [
-                matrix(list, "g_proj.0", (rank, width)),
-                matrix(list, "g_proj.1", (values, rank)),
+                layer.matrix("g_proj.0", (rank, width), std),
+                layer.matrix("g_proj.1", (values, rank), std),
             ],
-            g_bias: vector(list, "g_proj.1.bias", values, Init::Constant(0.0)),
-            output_norm: vector(list, "o_norm.weight", options.value_dim, Init::Constant(1.0)),
-            o_proj: matrix(list, "o_proj", (width, values)),
+            g_bias: layer.vector("g_proj.1.bias", values, 0.0),
+            output_norm: layer.vector("o_norm.weight", options.value_dim, 1.0),
+            o_proj: layer.matrix("o_proj", (width, values), std),
         }
     }
 }
@@ -137,15 +117,8 @@ impl Mixer for KdaLayer {
         let z = tape.linear(&z, &var(self.f_proj[1]), None)?;
         let bound = self.options.decay_bound.map(|bound| bound as f32);
         let log_decay = tape.channel_decay(&z, &var(self.dt_bias), &var(self.a_log), bound)?;
-        let spec = ScanSpec {
-            heads: self.options.value_heads,
-            key_heads: self.options.heads,
-            key_dim: self.options.key_dim,
-            value_dim: self.options.value_dim,
-            scale: 1.0 / (self.options.key_dim as f32).sqrt(),
-            update: StateUpdate::Delta,
-            segments: context.segments.clone(),
-        };
+        let scale = 1.0 / (self.options.key_dim as f32).sqrt();
+        let spec = self.options.scan().spec(scale, context.segments);
         let vars = ScanVars {
             q: &q,
             k: &k,

@@ -4,9 +4,8 @@ use super::layer::Mamba1Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, StateSpec,
+    ConvStateSpec, LayerParams, Mixer, MixerConfig, RecurrentStateSpec, StateSpec,
 };
-use crate::params::ParamList;
 
 /// Mamba-1.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,13 +75,8 @@ impl MixerConfig for Mamba1Config {
         validator.positive("time_step_floor", floor, 1e6)
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(Mamba1Layer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(Mamba1Layer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

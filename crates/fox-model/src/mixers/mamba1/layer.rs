@@ -13,8 +13,8 @@ use fox_tensor::{Activation, Error, ParamId, Result, Tape, Var};
 use super::Mamba1Config;
 use super::selective_scan::SelectiveScan;
 use crate::config::ModelConfig;
-use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
-use crate::params::{Init, ParamGroup, ParamList};
+use crate::mixers::{LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
+use crate::params::Init;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -31,59 +31,32 @@ pub(super) struct Mamba1Layer {
 }
 
 impl Mamba1Layer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    /// Declares the layer's parameters.
     pub fn declare(
         config: &ModelConfig,
         options: &Mamba1Config,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, inner) = (config.hidden_size, options.inner);
         let (states, rank) = (options.state_size, options.rank);
-        let path = |name: &str| format!("{prefix}.{name}");
-        let matrix = |list: &mut ParamList, name: &str, dims: (usize, usize), bound: f64| {
-            list.uniform_matrix(ParamGroup::Mixer, path(&format!("{name}.weight")), dims, bound)
-        };
         let by_inputs = |inputs: usize| 1.0 / (inputs.max(1) as f64).sqrt();
         let (min, max, floor) = options.time_step_init;
         // One row for all channels: a configuration alone must not allocate as much as its weights.
         let a_log = (1..=states).map(|n| (n as f32).ln()).collect();
-        let in_proj = matrix(list, "in_proj", (2 * inner, width), by_inputs(width));
-        let x_proj = matrix(list, "x_proj", (rank + 2 * states, inner), by_inputs(inner));
+        let in_proj = layer.uniform("in_proj", (2 * inner, width), by_inputs(width));
+        let x_proj = layer.uniform("x_proj", (rank + 2 * states, inner), by_inputs(inner));
+        let steps = Init::TimeStep { min, max, floor };
+        let out_bound = by_inputs(inner) / (config.num_layers as f64).sqrt();
         Mamba1Layer {
             options: options.clone(),
-            in_proj: list.stacked(in_proj, &[inner, inner]),
-            conv: ShortConv::declare(
-                &path("conv1d"),
-                (inner, options.conv_size),
-                true,
-                None,
-                0,
-                list,
-            ),
-            x_proj: list.stacked(x_proj, &[rank, states, states]),
-            dt_proj: matrix(list, "dt_proj", (inner, rank), by_inputs(rank)),
-            dt_bias: list.push(
-                ParamGroup::Mixer,
-                path("dt_proj.bias"),
-                vec![inner],
-                false,
-                Init::TimeStep { min, max, floor },
-            ),
-            a_log: list.push(
-                ParamGroup::Mixer,
-                path("A_log"),
-                vec![inner, states],
-                false,
-                Init::Given(a_log),
-            ),
-            skip: list.vector(ParamGroup::Mixer, path("D"), inner, 1.0),
-            out_proj: matrix(
-                list,
-                "out_proj",
-                (width, inner),
-                by_inputs(inner) / (config.num_layers as f64).sqrt(),
-            ),
+            in_proj: layer.list.stacked(in_proj, &[inner, inner]),
+            conv: ShortConv::declare("conv1d", (inner, options.conv_size), true, None, 0, layer),
+            x_proj: layer.list.stacked(x_proj, &[rank, states, states]),
+            dt_proj: layer.uniform("dt_proj", (inner, rank), by_inputs(rank)),
+            dt_bias: layer.push("dt_proj.bias", &[inner], false, steps),
+            a_log: layer.push("A_log", &[inner, states], false, Init::Given(a_log)),
+            skip: layer.vector("D", inner, 1.0),
+            out_proj: layer.uniform("out_proj", (width, inner), out_bound),
         }
     }
 }

@@ -4,10 +4,10 @@ use super::layer::Mamba2Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    BlockNames, ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
+    BlockNames, ConvStateSpec, LayerParams, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
     StateSpec,
 };
-use crate::params::{Init, ParamList};
+use crate::params::Init;
 
 /// Mamba-2. Blocks have no MLP.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +39,17 @@ impl Mamba2Config {
     /// Channels of the convolution: values, keys and queries.
     pub(crate) fn conv_width(&self) -> usize {
         self.inner() + 2 * self.groups * self.state_size
+    }
+
+    /// Sizes of the recurrence.
+    pub(super) fn scan(&self) -> ScanShape {
+        ScanShape {
+            heads: self.heads,
+            key_heads: self.groups,
+            key_dim: self.state_size,
+            value_dim: self.head_dim,
+            delta: false,
+        }
     }
 
     /// Sizes of the decode state of a layer.
@@ -80,10 +91,7 @@ impl MixerConfig for Mamba2Config {
         validator.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
         validator.range("head_dim", self.head_dim, 1, Validator::MAX_HEAD)?;
         validator.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
-        validator.range("n_groups", self.groups, 1, self.heads)?;
-        validator.require(self.heads.is_multiple_of(self.groups), "n_groups", || {
-            format!("is {}, which does not divide {} heads", self.groups, self.heads)
-        })?;
+        validator.divisor("n_groups", self.groups, ("num_heads", self.heads))?;
         validator.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
         let (low, high) = self.time_step_limit;
         validator.require(low >= 0.0 && low <= high, "time_step_limit", || {
@@ -95,13 +103,8 @@ impl MixerConfig for Mamba2Config {
         validator.positive("time_step_floor", floor, 1e3)
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(Mamba2Layer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(Mamba2Layer::declare(model, self, layer))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {
@@ -113,14 +116,7 @@ impl MixerConfig for Mamba2Config {
     }
 
     fn train_flops(&self, _: &ModelConfig, seq: usize) -> f64 {
-        let shape = ScanShape {
-            heads: self.heads,
-            key_heads: self.groups,
-            key_dim: self.state_size,
-            value_dim: self.head_dim,
-            delta: false,
-        };
-        shape.train_flops(seq)
+        self.scan().train_flops(seq)
     }
 
     fn has_mlp(&self) -> bool {

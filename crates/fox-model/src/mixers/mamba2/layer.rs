@@ -8,14 +8,14 @@
 //! ```
 
 use fox_cache::LayerState;
-use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+use fox_tensor::{Activation, ParamId, Result, ScanVars, Tape, Var};
 
 use super::Mamba2Config;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan,
+    LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan,
 };
-use crate::params::{Init, ParamGroup, ParamList};
+use crate::params::Init;
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -32,48 +32,34 @@ pub(super) struct Mamba2Layer {
 }
 
 impl Mamba2Layer {
-    /// Declares the layer's parameters under `prefix`, e.g. `backbone.layers.0.mixer`.
+    /// Declares the layer's parameters.
     pub fn declare(
         config: &ModelConfig,
         options: &Mamba2Config,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, inner, heads) = (config.hidden_size, options.inner(), options.heads);
-        let path = |name: &str| format!("{prefix}.{name}");
         let (min, max, floor) = options.time_step_init;
-        let mut vector = |name: &str, init: Init| {
-            list.push(ParamGroup::Mixer, path(name), vec![heads], false, init)
-        };
-        let dt_bias = vector("dt_bias", Init::TimeStep { min, max, floor });
-        let a_log = vector("A_log", Init::Given((1..=heads).map(|h| (h as f32).ln()).collect()));
-        let skip = vector("D", Init::Constant(1.0));
+        let by_head = Init::Given((1..=heads).map(|h| (h as f32).ln()).collect());
+        let dt_bias = layer.push("dt_bias", &[heads], false, Init::TimeStep { min, max, floor });
+        let a_log = layer.push("A_log", &[heads], false, by_head);
+        let skip = layer.vector("D", heads, 1.0);
         let rows = inner + options.conv_width() + heads;
         let out_bound = 1.0 / ((inner * config.num_layers) as f64).sqrt();
         let conv_shape = (options.conv_width(), options.conv_size);
-        let in_proj = list.uniform_matrix(
-            ParamGroup::Mixer,
-            path("in_proj.weight"),
-            (rows, width),
-            1.0 / (width as f64).sqrt(),
-        );
+        let in_proj = layer.uniform("in_proj", (rows, width), 1.0 / (width as f64).sqrt());
         // Gates, values, keys, queries, time steps.
         let state = (options.conv_width() - inner) / 2;
         Mamba2Layer {
             options: options.clone(),
             norm_eps: config.norm_eps as f32,
-            in_proj: list.stacked(in_proj, &[inner, inner, state, state, heads]),
-            conv: ShortConv::declare(&path("conv1d"), conv_shape, true, None, 0, list),
+            in_proj: layer.list.stacked(in_proj, &[inner, inner, state, state, heads]),
+            conv: ShortConv::declare("conv1d", conv_shape, true, None, 0, layer),
             dt_bias,
             a_log,
             skip,
-            norm: list.vector(ParamGroup::Mixer, path("norm.weight"), inner, 1.0),
-            out_proj: list.uniform_matrix(
-                ParamGroup::Mixer,
-                path("out_proj.weight"),
-                (width, inner),
-                out_bound,
-            ),
+            norm: layer.vector("norm.weight", inner, 1.0),
+            out_proj: layer.uniform("out_proj", (width, inner), out_bound),
         }
     }
 }
@@ -101,15 +87,7 @@ impl Mixer for Mamba2Layer {
         let limits = (o.time_step_limit.0 as f32, o.time_step_limit.1 as f32);
         let (dt, log_decay) =
             tape.time_step(&dt_raw, &var(self.dt_bias), &var(self.a_log), limits)?;
-        let spec = ScanSpec {
-            heads: o.heads,
-            key_heads: o.groups,
-            key_dim: o.state_size,
-            value_dim: o.head_dim,
-            scale: 1.0,
-            update: StateUpdate::Add,
-            segments: context.segments.clone(),
-        };
+        let spec = o.scan().spec(1.0, context.segments);
         let skip = var(self.skip);
         let vars = ScanVars {
             q: &c,

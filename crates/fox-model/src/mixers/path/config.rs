@@ -7,9 +7,8 @@ use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
 use crate::mixers::{
-    AttentionStateSpec, ConvStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled,
+    AttentionStateSpec, ConvStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled,
 };
-use crate::params::ParamList;
 
 /// PaTH attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,10 +95,7 @@ impl MixerConfig for PathConfig {
 
     fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let (width, heads) = (model.hidden_size, self.heads);
-        validator.range("num_heads", heads, 1, width)?;
-        validator.require(width.is_multiple_of(heads), "num_heads", || {
-            format!("is {heads}, which does not divide `hidden_size` {width}")
-        })?;
+        validator.divisor("num_heads", heads, ("hidden_size", width))?;
         let d = self.head_dim(model);
         let fits = d > 0 && d.is_multiple_of(8) && d <= PATH_MAX_HEAD_DIM;
         validator.require(fits, "num_heads", || {
@@ -107,10 +103,7 @@ impl MixerConfig for PathConfig {
                 "gives heads of width {d}; PaTH needs a multiple of 8 up to {PATH_MAX_HEAD_DIM}"
             )
         })?;
-        validator.range("num_kv_heads", self.kv_heads, 1, heads)?;
-        validator.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
-            format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
-        })?;
+        validator.divisor("num_kv_heads", self.kv_heads, ("num_heads", heads))?;
         if let Some(ln) = self.log_pruning_tolerance {
             validator.require(ln.is_finite() && ln < 0.0, "log_pruning_tolerance", || {
                 format!("is {ln}; it is the logarithm of a probability, so it is negative")
@@ -123,13 +116,8 @@ impl MixerConfig for PathConfig {
             .map_or(Ok(()), |conv| validator.range("conv_size", conv.taps, 1, Validator::MAX_TAPS))
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(PathLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(PathLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

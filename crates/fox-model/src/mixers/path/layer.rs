@@ -21,8 +21,8 @@ use super::PathConfig;
 use crate::Pruning;
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, QK_NORM_EPS};
-use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
-use crate::params::{Init, ParamGroup, ParamList, Parameters};
+use crate::mixers::{LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
+use crate::params::{Init, Parameters};
 
 /// Inside the square root of the norm of reflections.
 const L2_EPS: f32 = 1e-6;
@@ -51,52 +51,39 @@ pub(super) struct PathLayer {
 }
 
 impl PathLayer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    /// Declares the layer's parameters.
     pub fn declare(
         config: &ModelConfig,
         options: &PathConfig,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, d, std) =
             (config.hidden_size, options.head_dim(config), config.initializer_range);
         let (heads, kv_width) = (options.heads, options.kv_heads * d);
-        let matrix = |list: &mut ParamList, name: &str, (rows, cols): (usize, usize)| {
-            let name = format!("{prefix}.{name}.weight");
-            list.matrix(ParamGroup::Mixer, name, rows, cols, std)
-        };
-        let vector = |list: &mut ParamList, name: &str, len: usize, value: f32| {
-            list.vector(ParamGroup::Mixer, format!("{prefix}.{name}"), len, value)
-        };
-        let q_proj = matrix(list, "q_proj", (heads * d, width));
-        let k_proj = matrix(list, "k_proj", (kv_width, width));
-        let v_proj = matrix(list, "v_proj", (kv_width, width));
+        let q_proj = layer.matrix("q_proj", (heads * d, width), std);
+        let k_proj = layer.matrix("k_proj", (kv_width, width), std);
+        let v_proj = layer.matrix("v_proj", (kv_width, width), std);
         let w_proj = match options.low_rank {
             true => vec![
-                matrix(list, "w_proj.0", (RANK, width)),
-                matrix(list, "w_proj.1", (kv_width, RANK)),
+                layer.matrix("w_proj.0", (RANK, width), std),
+                layer.matrix("w_proj.1", (kv_width, RANK), std),
             ],
-            false => vec![matrix(list, "w_proj", (kv_width, width))],
+            false => vec![layer.matrix("w_proj", (kv_width, width), std)],
         };
         let w_conv = options.conv.map(|conv| {
-            let name = format!("{prefix}.w_conv1d");
             let init = Init::Normal { std, zero_row: None };
             let bias = conv.bias.then_some(Init::Constant(0.0));
-            ShortConv::declare_with(&name, (kv_width, conv.taps), (init, bias), None, 0, list)
+            ShortConv::declare_with("w_conv1d", (kv_width, conv.taps), (init, bias), None, 0, layer)
         });
-        let strength = (
-            matrix(list, "bt_proj", (options.kv_heads, width)),
-            vector(list, "bt_proj.bias", options.kv_heads, 0.0),
-        );
-        let gate = options.forget_gate.then(|| {
-            (matrix(list, "g_proj", (heads, width)), vector(list, "g_proj.bias", heads, 0.0))
-        });
-        let norms = options.qk_norm.then(|| {
-            (
-                vector(list, "maybe_q_norm.weight", d, 1.0),
-                vector(list, "maybe_k_norm.weight", d, 1.0),
-            )
-        });
+        let mut biased = |name: &str, rows: usize| {
+            let weight = layer.matrix(name, (rows, width), std);
+            (weight, layer.vector(&format!("{name}.bias"), rows, 0.0))
+        };
+        let strength = biased("bt_proj", options.kv_heads);
+        let gate = options.forget_gate.then(|| biased("g_proj", heads));
+        let mut norm = |name: &str| layer.vector(name, d, 1.0);
+        let norms =
+            options.qk_norm.then(|| (norm("maybe_q_norm.weight"), norm("maybe_k_norm.weight")));
         PathLayer {
             options: options.clone(),
             head_dim: d,
@@ -108,7 +95,7 @@ impl PathLayer {
             strength,
             gate,
             norms,
-            o_proj: matrix(list, "o_proj", (width, heads * d)),
+            o_proj: layer.matrix("o_proj", (width, heads * d), std),
         }
     }
 

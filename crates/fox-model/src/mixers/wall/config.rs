@@ -6,8 +6,7 @@ use super::layer::WallLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{BlockStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled};
-use crate::params::ParamList;
+use crate::mixers::{BlockStateSpec, LayerParams, Mixer, MixerConfig, StateSpec, enabled};
 
 /// Wall attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,19 +73,13 @@ impl MixerConfig for WallConfig {
 
     fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let (width, heads) = (model.hidden_size, self.heads);
-        validator.range("num_heads", heads, 1, width)?;
-        validator.require(width.is_multiple_of(heads), "num_heads", || {
-            format!("is {heads}, which does not divide `hidden_size` {width}")
-        })?;
+        validator.divisor("num_heads", heads, ("hidden_size", width))?;
         let head_dim = width / heads;
         let fits = head_dim.is_multiple_of(8) && head_dim <= 256;
         validator.require(fits, "num_heads", || {
             format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
         })?;
-        validator.range("num_kv_heads", self.kv_heads, 1, heads)?;
-        validator.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
-            format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
-        })?;
+        validator.divisor("num_kv_heads", self.kv_heads, ("num_heads", heads))?;
         if let Some(window) = self.window {
             validator.range("window_size", window, 1, Validator::MAX_LENGTH)?;
         }
@@ -96,13 +89,8 @@ impl MixerConfig for WallConfig {
         })
     }
 
-    fn declare(
-        &self,
-        model: &ModelConfig,
-        context: &LayerContext<'_>,
-        list: &mut ParamList,
-    ) -> Box<dyn Mixer> {
-        Box::new(WallLayer::declare(model, self, context.prefix, list))
+    fn declare(&self, model: &ModelConfig, layer: &mut LayerParams<'_>) -> Box<dyn Mixer> {
+        Box::new(WallLayer::declare(model, self, layer))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

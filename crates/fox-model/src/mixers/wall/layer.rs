@@ -17,8 +17,7 @@ use super::WallConfig;
 use crate::Pruning;
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, QK_NORM_EPS};
-use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations};
-use crate::params::{Init, ParamGroup, ParamList};
+use crate::mixers::{LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations};
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
@@ -46,30 +45,22 @@ struct Projection {
 }
 
 impl WallLayer {
-    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    /// Declares the layer's parameters.
     pub fn declare(
         config: &ModelConfig,
         options: &WallConfig,
-        prefix: &str,
-        list: &mut ParamList,
+        layer: &mut LayerParams<'_>,
     ) -> Self {
         let (width, std) = (config.hidden_size, config.initializer_range);
         let head_dim = width / options.heads;
-        let matrix = |list: &mut ParamList, name: &str, rows: usize| {
-            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), rows, width, std)
-        };
-        let vector = |list: &mut ParamList, name: &str, len: usize, value: f32| {
-            let init = Init::Constant(value);
-            list.push(ParamGroup::Mixer, format!("{prefix}.{name}"), vec![len], false, init)
-        };
         let mut projection = |name: &str, heads: usize, norm: Option<&str>| {
             let rows = heads * head_dim;
             Projection {
-                weight: matrix(list, name, rows),
-                bias: options.qkv_bias.then(|| vector(list, &format!("{name}.bias"), rows, 0.0)),
+                weight: layer.matrix(name, (rows, width), std),
+                bias: options.qkv_bias.then(|| layer.vector(&format!("{name}.bias"), rows, 0.0)),
                 norm: norm
                     .filter(|_| options.qk_norm)
-                    .map(|name| vector(list, &format!("{name}.weight"), rows, 1.0)),
+                    .map(|name| layer.vector(&format!("{name}.weight"), rows, 1.0)),
                 heads,
             }
         };
@@ -78,8 +69,8 @@ impl WallLayer {
         let v = projection("v_proj", options.kv_heads, None);
         let start = options.gate_init_bias as f32;
         let mut gate = |name: &str, rows: usize| {
-            let weight = matrix(list, name, rows);
-            (weight, vector(list, &format!("{name}.bias"), rows, start))
+            let weight = layer.matrix(name, (rows, width), std);
+            (weight, layer.vector(&format!("{name}.bias"), rows, start))
         };
         let g_proj = gate("g_proj", width);
         let gs_proj = options.scalar_gate.then(|| gate("gs_proj", options.heads));
@@ -91,8 +82,8 @@ impl WallLayer {
             v,
             g_proj,
             gs_proj,
-            o_gate: options.output_gate.then(|| matrix(list, "o_gate_proj", width)),
-            o_proj: matrix(list, "o_proj", width),
+            o_gate: options.output_gate.then(|| layer.matrix("o_gate_proj", (width, width), std)),
+            o_proj: layer.matrix("o_proj", (width, width), std),
         }
     }
 }

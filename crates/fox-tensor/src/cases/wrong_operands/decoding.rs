@@ -32,8 +32,7 @@ fn pages_of(shape: PageShape, seen: usize, device: &Device) -> Result<CasePages>
 fn gates(calls: &mut Calls<'_>) -> Result<()> {
     let Some(ops) = calls.device.backend().caps().paged else { return Ok(()) };
     let log_gates = [real("log_gates", &[3, 2], &[])];
-    calls
-        .op("gate_totals", &log_gates, |_, t| ops.gate_totals(&[&t[0]], &[0..2, 2..3]).map(drop))?;
+    calls.op("gate_totals", &log_gates, |_, t| ops.gate_totals(&[&t[0]], &[0..2, 2..3]))?;
     let gates = calls.tensor(&[3, 2])?;
     for (start, end) in [(0, 4), (2, 1), (4, 4), (0, usize::MAX), (usize::MAX, usize::MAX)] {
         let range = start..end;
@@ -117,7 +116,7 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
     let operands = [real("q", &[3, 32], &[1]), real("sinks", &[4], &[0])];
     calls.op("paged_attention", &operands, |_, t| {
         let spec = PagedSpec { sinks: Some(t[1].clone()), ..spec.clone() };
-        ops.paged_attention(&t[0], &[&own], &spec).map(drop)
+        ops.paged_attention(&t[0], &[&own], &spec)
     })?;
     let (q, sinks) = (calls.tensor(&[3, 32])?, calls.tensor(&[4])?);
     let heads = [(0, 2, 8), (4, 0, 8), (3, 2, 8), (4, 2, 0), (4, 2, 12), (2, 2, 16)];
@@ -234,12 +233,10 @@ fn open(ops: &dyn SlotDecodeOps, model: &DecodeWeights) -> Result<Box<dyn Any + 
 fn slots(calls: &mut Calls<'_>) -> Result<()> {
     let device = calls.device;
     let Some(ops) = device.backend().caps().slots else { return Ok(()) };
-    calls.op("open_slots", &tensors(), |_, t| open(ops, &model(t)).map(drop))?;
+    calls.op("open_slots", &tensors(), |_, t| open(ops, &model(t)))?;
     let linear = [real("x", &[3, 64], &[1]), matrix("weight", &[32, 64])];
     let linear = [linear[0], Operand { fixed: &[1], ..linear[1] }];
-    calls.op("batch_invariant_linear", &linear, |_, t| {
-        ops.batch_invariant_linear(&t[0], &t[1]).map(drop)
-    })?;
+    calls.op("batch_invariant_linear", &linear, |_, t| ops.batch_invariant_linear(&t[0], &t[1]))?;
     let own = tensors().map(|operand| operand.on(device, operand.dims));
     let own = model(&own.into_iter().collect::<Result<Vec<_>>>()?);
     for wrong in [

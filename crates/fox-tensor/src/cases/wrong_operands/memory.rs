@@ -11,11 +11,11 @@ pub(super) fn calls(calls: &mut Calls<'_>) -> Result<()> {
     // Packed weights are read by downloads.
     let any = Operand { content: Content::Packable, ..ANY };
     calls.op("download", &[any], |b, t| b.download(&t[0], &mut [0.0; 12]))?;
-    calls.op("download_f64", &[any], |b, t| b.download_f64(&t[0]).map(drop))?;
+    calls.op("download_f64", &[any], |b, t| b.download_f64(&t[0]))?;
     let add = [real("acc", &[3, 4], &[0, 1]), real("x", &[3, 4], &[0, 1])];
-    calls.op("add", &add, |b, t| b.add(t[0].clone(), &t[1]).map(drop))?;
-    calls.op("sum_squares", &[ANY], |b, t| b.sum_squares(&[&t[0]]).map(drop))?;
-    calls.op("sum_squares_each", &[ANY], |b, t| b.sum_squares_each(&[&t[0]]).map(drop))?;
+    calls.op("add", &add, |b, t| b.add(t[0].clone(), &t[1]))?;
+    calls.op("sum_squares", &[ANY], |b, t| b.sum_squares(&[&t[0]]))?;
+    calls.op("sum_squares_each", &[ANY], |b, t| b.sum_squares_each(&[&t[0]]))?;
     let rows = [real("src", &[5, 4], &[1]), real("dst", &[3, 4], &[1])];
     let rows = rows.map(|operand| Operand { fixed_rank: false, ..operand });
     calls.op("copy_rows", &rows, |b, t| b.copy_rows(&t[0], 1, &mut t[1].clone(), 0, 3))?;

@@ -52,12 +52,9 @@ fn heads(calls: &mut Calls<'_>) -> Result<()> {
         real("norm", &[16], &[0]),
         real("dy", &[6, 16], &[0, 1]),
     ];
-    calls.op("prepare_heads_fwd", &operands[..4], |b, t| {
-        b.prepare_heads_fwd(&inputs(t), &spec).map(drop)
-    })?;
-    calls.op("prepare_heads_bwd", &operands, |b, t| {
-        b.prepare_heads_bwd(&t[4], &inputs(t), &spec).map(drop)
-    })?;
+    calls.op("prepare_heads_fwd", &operands[..4], |b, t| b.prepare_heads_fwd(&inputs(t), &spec))?;
+    calls
+        .op("prepare_heads_bwd", &operands, |b, t| b.prepare_heads_bwd(&t[4], &inputs(t), &spec))?;
     let (b, u) = (calls.device.backend(), calls.tensor(&[6, 16])?);
     let inputs = HeadInputs { u: &u, shift: None, prev: None, norm: None };
     let mut wrong: Vec<HeadSpec> = [(1, 8), (0, 8), (2, 0), (16, 1), (usize::MAX / 8 + 3, 8)]
@@ -92,27 +89,25 @@ fn attention(calls: &mut Calls<'_>) -> Result<()> {
         real("lse", &[6, 2], &[0, 1]),
         real("sinks", &[2], &[0]),
     ];
+    calls.op("attention_fwd", &operands[..4], |b, t| b.attention_fwd(&inputs(t), &spec))?;
     calls
-        .op("attention_fwd", &operands[..4], |b, t| b.attention_fwd(&inputs(t), &spec).map(drop))?;
-    calls.op("stick_breaking_fwd", &operands[..4], |b, t| {
-        b.stick_breaking_fwd(&inputs(t), &spec).map(drop)
-    })?;
+        .op("stick_breaking_fwd", &operands[..4], |b, t| b.stick_breaking_fwd(&inputs(t), &spec))?;
     let counts = tiles.on(calls.device, tiles.dims)?;
     let out =
         |t: &[Tensor]| AttentionOut { o: t[5].clone(), lse: t[6].clone(), tiles: counts.clone() };
     calls.op("attention_bwd", &operands[..7], |b, t| {
-        b.attention_bwd(&t[4], &inputs(t), &out(t), &spec).map(drop)
+        b.attention_bwd(&t[4], &inputs(t), &out(t), &spec)
     })?;
     calls.op("stick_breaking_bwd", &operands[..7], |b, t| {
-        b.stick_breaking_bwd(&t[4], &inputs(t), &out(t), &spec).map(drop)
+        b.stick_breaking_bwd(&t[4], &inputs(t), &out(t), &spec)
     })?;
     calls.op("sink_attention_bwd", &operands[..7], |b, t| {
         let sinks = real("sinks", &[2], &[]).on(t[4].device(), &[2])?;
-        b.sink_attention_bwd(&t[4], &inputs(t), &out(t), &sinks, &spec).map(drop)
+        b.sink_attention_bwd(&t[4], &inputs(t), &out(t), &sinks, &spec)
     })?;
     let sinks = [operands[5], operands[6], operands[7], operands[4]];
-    calls.op("sink_fwd", &sinks[..3], |b, t| b.sink_fwd(&t[0], &t[1], &t[2]).map(drop))?;
-    calls.op("sink_bwd", &sinks, |b, t| b.sink_bwd(&t[3], &t[0], &t[1], &t[2]).map(drop))
+    calls.op("sink_fwd", &sinks[..3], |b, t| b.sink_fwd(&t[0], &t[1], &t[2]))?;
+    calls.op("sink_bwd", &sinks, |b, t| b.sink_bwd(&t[3], &t[0], &t[1], &t[2]))
 }
 
 /// Head dims, head counts, windows, bounds, tolerances and segments out of range.
@@ -184,13 +179,12 @@ fn path(calls: &mut Calls<'_>) -> Result<()> {
         real("o", &[6, 16], &[0, 1]),
         real("lse", &[6, 2], &[0, 1]),
     ];
-    calls.op("path_attention_fwd", &operands[..5], |b, t| {
-        b.path_attention_fwd(&inputs(t), &spec).map(drop)
-    })?;
+    calls
+        .op("path_attention_fwd", &operands[..5], |b, t| b.path_attention_fwd(&inputs(t), &spec))?;
     let counts = tiles.on(calls.device, tiles.dims)?;
     calls.op("path_attention_bwd", &operands, |b, t| {
         let out = AttentionOut { o: t[6].clone(), lse: t[7].clone(), tiles: counts.clone() };
-        b.path_attention_bwd(&t[5], &inputs(t), &out, &spec).map(drop)
+        b.path_attention_bwd(&t[5], &inputs(t), &out, &spec)
     })?;
     let full = FullSequence { gate_sums: vec![0.0; 4], keys: vec![9; 2], bounds: Vec::new() };
     let mut wrong = vec![
@@ -220,10 +214,10 @@ fn path(calls: &mut Calls<'_>) -> Result<()> {
     let reflection =
         |t: &[Tensor], eps| b.reflection_fwd(&ReflectionInputs { y: &t[0], z: &t[1], eps });
     calls.op("reflection_fwd", &operands[..2], |b, t| {
-        b.reflection_fwd(&ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 }).map(drop)
+        b.reflection_fwd(&ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 })
     })?;
     calls.op("reflection_bwd", &operands, |b, t| {
-        b.reflection_bwd(&t[2], &ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 }).map(drop)
+        b.reflection_bwd(&t[2], &ReflectionInputs { y: &t[0], z: &t[1], eps: 1e-6 })
     })?;
     let tensors = [calls.tensor(&[3, 6])?, calls.tensor(&[3, 2])?];
     for eps in [0.0, f32::NAN] {
@@ -249,16 +243,16 @@ fn wall(calls: &mut Calls<'_>) -> Result<()> {
         real("lse", &[6, 2], &[0, 1]),
     ];
     calls.op("wall_attention_fwd", &operands[..5], |b, t| {
-        b.wall_attention_fwd(&inputs(t), &[], &spec).map(drop)
+        b.wall_attention_fwd(&inputs(t), &[], &spec)
     })?;
     let tiles = Operand { content: super::Content::Ids(9), ..real("tiles", &[2, 4], &[0, 1]) };
     let counts = tiles.on(calls.device, tiles.dims)?;
     calls.op("wall_attention_bwd", &operands, |b, t| {
         let out = AttentionOut { o: t[6].clone(), lse: t[7].clone(), tiles: counts.clone() };
-        b.wall_attention_bwd(&t[5], &inputs(t), &out, &spec).map(drop)
+        b.wall_attention_bwd(&t[5], &inputs(t), &out, &spec)
     })?;
     let closed = [real("k", &[64, 8], &[0]), real("log_decays", &[64, 16], &[0, 1])];
-    calls.op("wall_close_block", &closed, |b, t| b.wall_close_block(&t[0], &t[1], 8).map(drop))?;
+    calls.op("wall_close_block", &closed, |b, t| b.wall_close_block(&t[0], &t[1], 8))?;
     let block = [
         real("past k", &[64, 16], &[0, 1]),
         real("past v", &[64, 8], &[0, 1]),
@@ -271,7 +265,7 @@ fn wall(calls: &mut Calls<'_>) -> Result<()> {
         .collect::<Result<_>>()?;
     calls.op("wall_attention_fwd with past blocks", &block, |b, t| {
         let block = WallBlock { k: &t[0], v: &t[1], decay: &t[2], log_gates: Some(&t[3]) };
-        b.wall_attention_fwd(&inputs(&own), &[vec![block], Vec::new()], &spec).map(drop)
+        b.wall_attention_fwd(&inputs(&own), &[vec![block], Vec::new()], &spec)
     })?;
     let b = calls.device.backend();
     let both_ways = AttentionSpec { mask: Mask::Bidirectional, ..spec.clone() };
@@ -298,12 +292,8 @@ fn conv(calls: &mut Calls<'_>) -> Result<()> {
         real("before", &[4, 8], &[0, 1]),
         real("dy", &[6, 8], &[0, 1]),
     ];
-    calls.op("short_conv_fwd", &operands[..4], |b, t| {
-        b.short_conv_fwd(&inputs(t), &spec).map(drop)
-    })?;
-    calls.op("short_conv_bwd", &operands, |b, t| {
-        b.short_conv_bwd(&t[4], &inputs(t), &spec).map(drop)
-    })?;
+    calls.op("short_conv_fwd", &operands[..4], |b, t| b.short_conv_fwd(&inputs(t), &spec))?;
+    calls.op("short_conv_bwd", &operands, |b, t| b.short_conv_bwd(&t[4], &inputs(t), &spec))?;
     let (b, x, weight) = (calls.device.backend(), calls.tensor(&[6, 8])?, calls.tensor(&[8, 3])?);
     let inputs = ConvInputs { x: &x, weight: &weight, bias: None, before: None };
     let mut wrong: Vec<ConvSpec> = [0, 3, 16]
@@ -343,9 +333,9 @@ fn scan(calls: &mut Calls<'_>) -> Result<()> {
         real("d_out", &[6, 16], &[0, 1]),
         real("d_state", &[2, 64], &[0, 1]),
     ];
-    calls.op("scan_fwd", &operands[..7], |b, t| b.scan_fwd(&inputs(t), &spec, extras).map(drop))?;
+    calls.op("scan_fwd", &operands[..7], |b, t| b.scan_fwd(&inputs(t), &spec, extras))?;
     calls.op("scan_bwd", &operands, |b, t| {
-        b.scan_bwd(&t[7], Some(&t[8]), &inputs(t), None, &spec).map(drop)
+        b.scan_bwd(&t[7], Some(&t[8]), &inputs(t), None, &spec)
     })?;
     let b = calls.device.backend();
     let shapes = [&[6, 4][..], &[6, 4], &[6, 16], &[6, 2], &[6, 2], &[2], &[2, 64], &[6, 16]];

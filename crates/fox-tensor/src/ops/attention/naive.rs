@@ -105,6 +105,16 @@ pub(crate) struct Forward {
     pub tiles: Vec<[u64; 2]>,
 }
 
+impl Forward {
+    pub(crate) fn zeros(q: &Matrix<'_>, heads: usize) -> Self {
+        Forward {
+            o: vec![0.0; q.data.len()],
+            lse: vec![f64::NEG_INFINITY; q.rows * heads],
+            tiles: vec![[0; 2]; heads],
+        }
+    }
+}
+
 /// Results of the backward.
 pub(crate) struct Backward {
     pub dq: Vec<f64>,
@@ -220,11 +230,7 @@ impl<'a> Attention<'a> {
 
     pub(crate) fn forward(&self) -> Forward {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
-        let mut out = Forward {
-            o: vec![0.0; self.q.data.len()],
-            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![[0; 2]; heads],
-        };
+        let mut out = Forward::zeros(&self.q, heads);
         for unit in self.units() {
             out.tiles[unit.head][0] += unit.tiles.visited() as u64;
             out.tiles[unit.head][1] += unit.tiles.visible as u64;

@@ -132,11 +132,7 @@ impl<'a> Path<'a> {
 
     fn forward(&self) -> Forward {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
-        let mut out = Forward {
-            o: vec![0.0; self.q.data.len()],
-            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![[0; 2]; heads],
-        };
+        let mut out = Forward::zeros(&self.q, heads);
         for unit in self.units() {
             let segment = unit.segment;
             let blocks = segment.offset() / PATH_BLOCK..segment.k_len.div_ceil(PATH_BLOCK);

@@ -149,11 +149,7 @@ impl<'a> StickBreaking<'a> {
 
     fn forward(&self) -> Forward {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
-        let mut out = Forward {
-            o: vec![0.0; self.q.data.len()],
-            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![[0; 2]; heads],
-        };
+        let mut out = Forward::zeros(&self.q, heads);
         for unit in self.units() {
             for m0 in (0..unit.segment.q_len).step_by(BM) {
                 let block = self.block(&unit, m0);

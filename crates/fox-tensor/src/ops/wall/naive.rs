@@ -189,11 +189,7 @@ impl<'a> Wall<'a> {
 
     fn forward(&self) -> Result<Forward> {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
-        let mut out = Forward {
-            o: vec![0.0; self.q.data.len()],
-            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![[0; 2]; heads],
-        };
+        let mut out = Forward::zeros(&self.q, heads);
         for unit in self.units()?.iter().filter(|unit| unit.segment.q_len > 0) {
             let tiles = self.tiles(unit);
             out.tiles[unit.head].iter_mut().for_each(|count| *count += tiles);

@@ -11,6 +11,7 @@ use fox_model::ForwardOptions;
 use fox_tensor::Device;
 use fox_train::{Recipe, RunFolder};
 
+use super::print_report;
 use super::subjects::{ModelRun, Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -80,17 +81,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     report.models = by_recipe(scored);
     let written = report.write(&args.results())?;
-    if args.json {
-        output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
-    } else {
-        output::print(&output::table(&report.table(|cell| cell.answers, "answers right (%)")))?;
-        if report.has_several_answers() {
-            output::print(&output::table(&report.table(|cell| cell.cases, "cases right (%)")))?;
-        }
-        let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-        output::print(&format!("{}\nwritten: {}\n", report.legend(), names.join(", ")))?;
+    let mut text = output::table(&report.table(|cell| cell.answers, "answers right (%)"));
+    if report.has_several_answers() {
+        text += &output::table(&report.table(|cell| cell.cases, "cases right (%)"));
     }
-    Ok(ExitCode::SUCCESS)
+    text += &format!("{}\n", report.legend());
+    print_report(args.json, serde_json::to_value(&report), &text, &written)
 }
 
 /// Opens a run and scores it; results on file are used.

@@ -12,6 +12,7 @@ use fox_eval::stats::Interval;
 use fox_tensor::Device;
 
 use super::corpus::documents_of;
+use super::print_report;
 use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::progress::Bar;
@@ -165,16 +166,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let written = report.write(&args.results())?;
-    if args.json {
-        let mut curves = report.curves;
-        curves.iter_mut().for_each(|curve| curve.per_position.clear());
-        output::print(&format!("{:#}\n", serde_json::to_value(curves)?))?;
-    } else {
-        output::print(&table(&report))?;
-        let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-        output::print(&format!("written: {}\n", names.join(", ")))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let table = table(&report);
+    let mut curves = report.curves;
+    curves.iter_mut().for_each(|curve| curve.per_position.clear());
+    print_report(args.json, serde_json::to_value(curves), &table, &written)
 }
 
 fn measure_all(args: &Args, group: &Group, device: &Device) -> Result<LossReport> {

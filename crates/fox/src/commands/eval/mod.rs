@@ -7,12 +7,14 @@ pub mod needle;
 mod ruler;
 pub mod tasks;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 pub use fox_lab::args::{corpus, subjects};
+use serde_json::Value;
 
-use crate::signals;
+use crate::{output, signals};
 
 /// Evaluate checkpoints: loss by position, needles, RULER, tasks
 #[derive(clap::Args)]
@@ -44,4 +46,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Evaluation::Ruler(args) => ruler::run(args),
         Evaluation::Tasks(args) => tasks::run(args),
     }
+}
+
+/// Prints a report as JSON, or its text and the names of its files.
+fn print_report(
+    json: bool,
+    report: serde_json::Result<Value>,
+    text: &str,
+    written: &[PathBuf],
+) -> Result<ExitCode> {
+    if json {
+        output::print(&format!("{:#}\n", report?))?;
+    } else {
+        let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
+        output::print(&format!("{text}written: {}\n", names.join(", ")))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ use fox_eval::needle::{
 };
 
 use super::corpus::{documents, has_own, synthetic_config, text, text_of};
+use super::print_report;
 use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -115,14 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let Some(report) = report else { bail!("no model was given") };
     let written = report.write(&args.results())?;
-    if args.json {
-        output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
-    } else {
-        output::print(&table(&report))?;
-        let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-        output::print(&format!("written: {}\n", names.join(", ")))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    print_report(args.json, serde_json::to_value(&report), &table(&report), &written)
 }
 
 impl Hay {

@@ -9,6 +9,7 @@ use fox_eval::needle::ModelReader;
 use fox_eval::ruler::{Generator, RulerReport, RulerTask, Samples, read_file, run_ruler};
 
 use super::needle::haystack;
+use super::print_report;
 use super::subjects::{Named, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -132,10 +133,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let Some(report) = report else { bail!("no model was given") };
     let written = report.write(&args.results())?;
-    if args.json {
-        output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let chance: Vec<f64> =
         report.models.iter().flat_map(|m| &m.cells).filter_map(|cell| cell.chance).collect();
     let legend = match chance.is_empty() {
@@ -146,10 +143,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             100.0 * chance.iter().sum::<f64>() / chance.len() as f64
         ),
     };
-    let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-    let table = output::table(&report.table());
-    output::print(&format!("{table}{legend}\nwritten: {}\n", names.join(", ")))?;
-    Ok(ExitCode::SUCCESS)
+    let text = format!("{}{legend}\n", output::table(&report.table()));
+    print_report(args.json, serde_json::to_value(&report), &text, &written)
 }
 
 fn length(text: &str) -> Result<usize, String> {

@@ -12,6 +12,7 @@ use fox_eval::tasks::{
 };
 use fox_model::Pruning;
 
+use super::print_report;
 use super::subjects::{Named, Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -181,14 +182,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         )?);
     }
     let written = report.write(&args.results())?;
-    if args.json {
-        output::print(&format!("{:#}\n", serde_json::to_value(&report)?))?;
-    } else {
-        output::print(&output::table(&by_task(&report)))?;
-        let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-        output::print(&format!("written: {}\n", names.join(", ")))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let table = output::table(&by_task(&report));
+    print_report(args.json, serde_json::to_value(&report), &table, &written)
 }
 
 /// The table with a row per task and metric: a terminal is higher than it is wide.

@@ -1,4 +1,4 @@
-//! Helpers of the tests of `fox train`: a small recipe, and the executable.
+//! Helpers of the tests of commands: the executable, a small recipe, a small model.
 #![allow(dead_code)] // each test uses a part
 
 use std::fs;
@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use fox_base::FolderLock;
+use fox_data::{SyntheticTokenizer, Tokenizer};
+use fox_model::{Model, ModelConfig, WriteOptions};
 
 /// A model so small that a step takes milliseconds.
 pub const RECIPE: &str = r#"
@@ -62,8 +64,67 @@ pub fn run(recipe: &Path, out: &Path, extra: &[&str]) -> Output {
     command(recipe, out, extra).output().unwrap()
 }
 
+/// Runs `fox` with these arguments.
+pub fn fox(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
+}
+
+/// Whether `fox` succeeds, its output and its messages.
+pub fn outcome(args: &[&str]) -> (bool, String, String) {
+    let output = fox(args);
+    (output.status.success(), stdout(&output), stderr(&output))
+}
+
+/// The output of `fox`, which must succeed.
+pub fn succeed(args: &[&str]) -> String {
+    succeeded(&fox(args))
+}
+
+/// The error message of `fox`, which must fail.
+pub fn complaint(args: &[&str]) -> String {
+    refused(&fox(args))
+}
+
+/// The output of a command that must have succeeded.
+pub fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    stdout(output)
+}
+
+/// The error message of a command that must have failed with code 1: one sentence.
+pub fn refused(output: &Output) -> String {
+    let said = stderr(output);
+    assert_eq!(output.status.code(), Some(1), "it should have failed: {said}");
+    assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
+    said.trim_end().to_string()
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
 pub fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).to_string()
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The folder of a reference dump.
+pub fn dump(name: &str) -> String {
+    format!("{}/../../fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Writes a small untrained model of the embedded corpus, with its tokenizer.
+pub fn small_model(path: &Path, change: impl FnOnce(&mut ModelConfig)) {
+    let mut config = ModelConfig::fox_pro(32, 2, 2)
+        .with_vocab(SyntheticTokenizer::VOCAB_SIZE)
+        .with_mlp_width(48);
+    change(&mut config);
+    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+    model.save(path, &WriteOptions::for_model(&config)).unwrap();
+    Tokenizer::Synthetic(SyntheticTokenizer).save(path).unwrap();
 }
 
 /// The state that must be bit-exact: exported weights, and the optimizer state of the last checkpoint.
