@@ -51,17 +51,10 @@ class DeltaOptions(LayoutOptions, total=False):
     state_v_first: bool
 
 
-class GatedDeltaOptions(DeltaOptions, total=False):
-    """Keyword arguments that `fused_recurrent_gated_delta_rule` passes on to `chunk_gated_delta_rule`."""
+class RecurrentOptions(LayoutOptions, total=False):
+    """Further keyword arguments of the recurrent forms of the gated delta rules."""
 
-    use_qk_l2norm_in_kernel: bool
-    use_beta_sigmoid_in_kernel: bool
-    allow_neg_eigval: bool
-    cu_seqlens: Tensor | None
     cu_seqlens_cpu: Tensor | None
-    use_gate_in_kernel: bool
-    A_log: Tensor | None
-    dt_bias: Tensor | None
 
 
 def check_shapes(q, k, v, cu_seqlens, initial_state, names="qkv"):
@@ -213,19 +206,11 @@ def fused_recurrent_delta_rule(
     **kwargs: Unpack[DeltaOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_delta_rule`; a strength of 1 where `beta` is absent."""
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
     return chunk_delta_rule(
-        q,
-        k,
-        v,
-        v.new_ones(v.shape[:3]) if beta is None else beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        cu_seqlens,
-        cu_seqlens_cpu,
+        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, cu_seqlens_cpu,
         **kwargs,
-    )
+    )  # fmt: skip
 
 
 def chunk_gated_delta_rule(
@@ -298,7 +283,15 @@ def fused_recurrent_gated_delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    **kwargs: Unpack[GatedDeltaOptions],
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Unpack[RecurrentOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_gated_delta_rule`; nothing decays without `g`, and writes have strength 1 without `beta`. Decays for
     each channel (`gk`, `gv`) are refused."""
@@ -307,7 +300,11 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError(f"{name} is given; the delta rule has one decay for each head, pass g")
     g = v.new_zeros(v.shape[:3]) if g is None else g
     beta = v.new_ones(v.shape[:3]) if beta is None else beta
-    return chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, **kwargs)
+    return chunk_gated_delta_rule(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, use_gate_in_kernel=use_gate_in_kernel,
+        A_log=A_log, dt_bias=dt_bias, **kwargs,
+    )  # fmt: skip
 
 
 def chunk_gla(
