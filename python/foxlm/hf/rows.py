@@ -68,12 +68,16 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
         if past or rows.shared["seq_start"] is not None:
             raise ValueError("packed sequences (cu_seqlens or seq_idx) with padding or a cache; give one of them")
         ends = _ends(cu_seqlens, batch, time) if cu_seqlens is not None else _changes(seq_idx, 0, batch, time)
-    elif explicit and past == 0 and rows.shared["seq_start"] is None and time > 0:
-        if compiling and attention_mask is None:
-            words = "position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens"
-            raise ValueError(words)
-        ends = None if compiling else _changes(position_ids, 1, batch, time)
-        ends = None if ends is not None and len(ends) == batch + 1 else ends
+    elif explicit and past == 0 and time > 0:
+        if compiling:
+            if attention_mask is None:
+                words = "position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens"
+                raise ValueError(words)
+            packed = rows.shared["mask"].all() & (position_ids.diff(dim=1) != 1).any()
+            require(~packed, "position_ids of packed tokens in a compiled model; pass cu_seqlens")
+        elif rows.shared["seq_start"] is None:
+            ends = _changes(position_ids, 1, batch, time)
+            ends = None if len(ends) == batch + 1 else ends
     if ends is not None:
         fresh = torch.zeros(batch * time + 1, dtype=torch.bool, device=device)
         fresh[ends.to(device)] = True
@@ -123,20 +127,31 @@ def _pairs(attention_mask, batch, past, time, keys, device):
     mask, shape = attention_mask, list(attention_mask.shape)
     if shape[0] not in (1, batch) or shape[1:] != [1, time, keys]:
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, 1, time, keys]}")
-    if mask.dtype != torch.bool:
+    if mask.is_floating_point():
         seen = mask == 0
-        if not torch.compiler.is_compiling() and not bool((seen | (mask < -1e4)).all()):
-            raise ValueError("attention_mask has four dimensions and a bias; it must be 0, or below -1e4 to mask a token")
+        biased = "attention_mask has four dimensions and a bias; it must be 0, or below -1e4 to mask a token"
+        require((seen | (mask < -1e4)).all(), biased)
         mask = seen
+    elif mask.dtype != torch.bool:
+        kind = str(mask.dtype).removeprefix("torch.")
+        raise ValueError(f"attention_mask has four dimensions and is {kind}; pass bool, true for the tokens that are seen")
     pairs = mask[:, 0].to(device).expand(batch, time, keys)
     # The tokens before each that it sees, counted from 1 among the new ones.
     at = past + torch.arange(time, device=device)
     j = torch.arange(keys, device=device)
-    if not torch.compiler.is_compiling() and bool((pairs & (j > at[:, None])).any()):
-        raise ValueError("attention_mask lets a token see later ones, but FoX is causal; mask them")
+    later = "attention_mask lets a token see later ones, but FoX is causal; mask them"
+    require(~(pairs & (j > at[:, None])).any(), later)
     count = (j + 1) * (j < at[:, None])
     before = (count * pairs).amax(-1) - past
     return {"pairs": pairs, "before": before}
+
+
+def require(holds, words):
+    """An error unless `holds`, a tensor; a RuntimeError in compiled code, which raises when it runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds, words)
+    elif not bool(holds):
+        raise ValueError(words)
 
 
 def _changes(ids, step, batch, time):
