@@ -141,8 +141,8 @@ def _has_tangent(x):
 
 
 def register(name, function, implementation, fake):
-    """Registers an op: its implementation on the CPU, the shapes of its results, and `function` with its gradients, None
-    where there are none. Returns what the package calls."""
+    """Registers an op: its implementation on the CPU, the shapes of its results, and `function` with its gradients, or
+    None where there are none. Returns what the package calls."""
     op = getattr(torch.ops.foxlm, name).default
     function = without_gradients(op) if function is None else function
     LIBRARY.impl(name, implementation, "CPU")
@@ -152,8 +152,8 @@ def register(name, function, implementation, fake):
 
 
 def register_attention(name, forward, backward, results, gradient_room, operands, tensors):
-    """Registers an op that returns `(o, lse)`, and its backward. It takes `operands` tensors, log gates, further tensors up
-    to `tensors` in all, and options. Returns what the package calls: the op, its backward, and the op with a sink."""
+    """Registers an op that returns `(o, lse)`, and its backward. It takes `operands` tensors, log gates, further tensors
+    up to `tensors` in all, and options. Returns what the package calls: the op, its backward, and the op with a sink."""
     op = getattr(torch.ops.foxlm, name).default
     gradients = register(f"{name}_backward", None, backward, gradient_room)
 

@@ -60,6 +60,10 @@ def fused_kda_gate(
     import torch
     from torch.nn.functional import softplus
 
+    if g.ndim < 2:
+        raise ValueError(f"g has shape {list(g.shape)}; it must be [..., heads, dim]")
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"lower_bound is {lower_bound}; it must be below 0")
     heads, width = g.shape[-2:]
     for name, x, count in (("A_log", A_log, heads), ("dt_bias", dt_bias, heads * width)):
         if x is not None and x.numel() != count:

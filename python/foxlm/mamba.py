@@ -135,6 +135,9 @@ def mamba_chunk_scan_combined(
         shapes = ([x.shape[2]],) if name != "D" else ([x.shape[2]], [x.shape[2], x.shape[3]])
         if given is not None and list(given.shape) not in shapes:
             raise ValueError(f"{name} has shape {list(given.shape)}, expected {' or '.join(map(str, shapes))}")
+    _checks.shaped("z", z, x.shape)
+    if len(dt_limit) != 2:
+        raise ValueError(f"dt_limit is {dt_limit}; it must be the lowest and the highest step")
     rows = x.shape[0]
     state = None if initial_states is None else initial_states.transpose(2, 3)
     if seq_idx is None:

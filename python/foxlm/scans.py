@@ -127,6 +127,8 @@ class Layout:
             raise ValueError(f"chunk_size is {size}; it must be a power of two from 16 on")
         _checks.no_more_arguments(op, kwargs)
         _checks.tensors(cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
+        if cu_seqlens is not None and cu_seqlens_cpu is not None:
+            _checks.shaped("cu_seqlens_cpu", cu_seqlens_cpu, cu_seqlens.shape)
         self.v_first, self.reverse = bool(state_v_first), bool(reverse)
         self.cu_seqlens = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
 

@@ -183,7 +183,7 @@ def test_rejects_unsupported_arguments():
         model(ids, attention_mask=torch.ones(2, 1, 6, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="attention_mask has four dimensions and a bias"):
         model(ids, attention_mask=torch.full((2, 1, 6, 6), -0.5))
-    with pytest.raises(ValueError, match="attention_mask has four dimensions and is int64; pass bool, true for the"):
+    with pytest.raises(ValueError, match="attention_mask has four dimensions and is int64; pass bool, true for tokens"):
         model(ids, attention_mask=torch.ones(2, 1, 6, 6, dtype=torch.long).tril())
     with pytest.raises(ValueError, match="attention_mask is a dict; it must be a tensor of PyTorch"):
         model(ids, attention_mask={"full_attention": torch.ones(2, 6)})

@@ -189,8 +189,8 @@ class FoxCache(DynamicCache):
 
 
 def adopt(cache, model, batch: int):
-    """The given cache, with layers that hold log gates and raw projections of a batch of this size. One that is empty, or
-    that holds keys and values of a prefix, is converted in place; one of another kind is refused."""
+    """The given cache, with layers that hold log gates and raw projections of a batch of this size. One that is empty,
+    or that holds keys and values of a prefix, is converted in place; one of another kind is refused."""
     layers, config = len(model.layers), model.config
     given = getattr(cache, "layers", None)
     static = isinstance(cache, StaticCache) and all(type(x) is StaticLayer for x in given)

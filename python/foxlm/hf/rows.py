@@ -122,8 +122,8 @@ def _neighbors(now):
 
 
 def _pairs(attention_mask, batch, past, time, keys, device):
-    """Which tokens each new token sees, itself and earlier ones, from a mask with a row for each: true or 0 where it does,
-    false or a very low number where not."""
+    """Which tokens each new token sees, itself and earlier ones, from a mask with a row for each: true or 0 where it
+    does, false or a very low number where not."""
     mask, shape = attention_mask, list(attention_mask.shape)
     if shape[0] not in (1, batch) or shape[1:] != [1, time, keys]:
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, 1, time, keys]}")
@@ -134,7 +134,7 @@ def _pairs(attention_mask, batch, past, time, keys, device):
         mask = seen
     elif mask.dtype != torch.bool:
         kind = str(mask.dtype).removeprefix("torch.")
-        raise ValueError(f"attention_mask has four dimensions and is {kind}; pass bool, true for the tokens that are seen")
+        raise ValueError(f"attention_mask has four dimensions and is {kind}; pass bool, true for tokens that are seen")
     pairs = mask[:, 0].to(device).expand(batch, time, keys)
     # The tokens before each that it sees, counted from 1 among the new ones.
     at = past + torch.arange(time, device=device)
