@@ -388,10 +388,27 @@ def test_assisted_decoding_gives_the_greedy_tokens(name):
 def test_compiles_whole_with_a_mask():
     model = load("fox_pro").eval()
     ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[0, 1, 1, 1, 0, 1], [1] * 6])
-    fast = torch.compile(lambda x, mask: model(x, attention_mask=mask, use_cache=False).logits, fullgraph=True,
-                         backend="aot_eager")  # fmt: skip
-    want = model(ids, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(fast(ids, mask), want, atol=1e-5, rtol=1e-5)
+    loss = lambda ids, mask: model(ids, attention_mask=mask, use_cache=False, labels=ids).loss
+    fast = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for got, want in zip(*(torch.autograd.grad(f(ids, mask), list(model.parameters())) for f in (fast, loss))):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_exports_with_a_mask_for_all_lengths():
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = load("fox_pro").eval()
+
+        def forward(self, ids, mask):
+            return self.model(ids, attention_mask=mask, use_cache=False).logits
+
+    module, time = Logits(), torch.export.Dim("time", min=3, max=512)
+    ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[0, 1, 1, 1, 0, 1], [1] * 6])
+    exported = torch.export.export(module, (ids, mask), dynamic_shapes=({1: time}, {1: time})).module()
+    ids, mask = torch.cat((ids, ids + 20), 1), torch.cat((mask, mask), 1)
+    seen = mask.bool()
+    torch.testing.assert_close(exported(ids, mask)[seen], module(ids, mask)[seen], atol=1e-5, rtol=1e-5)
 
 
 def test_compiled_models_refuse_what_eager_ones_refuse():
@@ -448,9 +465,15 @@ def test_loaded_gates_are_kept(tmp_path):
     assert (again.model.layers[0].attn.fgate_proj.bias == 0.25).all()
 
 
-def test_activation_checkpointing_keeps_the_cache():
-    model = load("fox_pro").eval()
+def test_activation_checkpointing_keeps_gradients_and_the_cache():
+    model = load("fox_pro").train()
     ids = torch.arange(1, 7)[None]
+    gradients = lambda: torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    assert all(torch.equal(*pair) for pair in zip(plain, gradients()))
+    model.gradient_checkpointing_disable()
+    model.eval()
     want, cache = model(ids).logits[:, 4:], model(ids[:, :4], use_cache=True).past_key_values
     model.train().gradient_checkpointing_enable()
     torch.testing.assert_close(model(ids[:, 4:], past_key_values=cache).logits, want)

@@ -246,9 +246,9 @@ def _refuse(name, kwargs):
 
 def _packing(cu_seqlens, kwargs):
     """Ends of packed sequences under any of their names, and `seq_idx`."""
-    names = {"cu_seqlens": cu_seqlens} | {name: kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
-    _checks.tensors(**names)
-    given = [x for x in names.values() if x is not None]
+    others = {name: kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+    _checks.tensors(cu_seqlens=cu_seqlens, **others)
+    given = [x for x in (cu_seqlens, *others.values()) if x is not None]
     if any(not torch.equal(given[0].cpu().long(), x.cpu().long()) for x in given[1:]):
         raise ValueError("cu_seqlens, cu_seq_lens_q and cu_seq_lens_k differ; queries and keys are the same tokens")
     seq_idx = kwargs.pop("seq_idx", None)

@@ -53,7 +53,7 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
     if attention_mask is not None and attention_mask.ndim == 4:
         if cu_seqlens is not None or seq_idx is not None:
             raise ValueError("packed sequences with a mask of four dimensions; give one of them")
-        rows = Rows(WHOLE | _pairs(attention_mask, batch, past, time, past + time, device))
+        rows = Rows({**WHOLE, **_pairs(attention_mask, batch, past, time, past + time, device)})
         default = torch.arange(past, past + time, device=device)[None]
         rows.shared["positions"] = default if position_ids is None else position_ids
         return rows
@@ -82,7 +82,7 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
         fresh = torch.zeros(batch * time + 1, dtype=torch.bool, device=device)
         fresh[ends.to(device)] = True
         fresh = fresh[:-1].view(batch, time)
-    rows.shared |= {"positions": position_ids, "cu_seqlens": ends, "fresh": fresh}
+    rows.shared.update(positions=position_ids, cu_seqlens=ends, fresh=fresh)
     return rows
 
 
@@ -91,17 +91,17 @@ def arrange_static(attention_mask, position_ids, batch, past, time, keys, device
     `[B, at most keys]` or `[B or 1, 1, T, keys]`."""
     at = past + torch.arange(time, device=device)
     position_ids = _positions(position_ids, batch, time)
-    shared = WHOLE | {"at": at, "positions": at[None] if position_ids is None else position_ids}
+    shared = {**WHOLE, "at": at, "positions": at[None] if position_ids is None else position_ids}
     if attention_mask is None:
         return Rows(shared)
     if attention_mask.ndim == 4:
-        return Rows(shared | _pairs(attention_mask, batch, past, time, keys, device))
+        return Rows({**shared, **_pairs(attention_mask, batch, past, time, keys, device)})
     if attention_mask.shape[0] != batch or attention_mask.shape[-1] > keys or attention_mask.ndim != 2:
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, keys]}: all places of the static cache")
     mask = F.pad((attention_mask != 0).to(device), (0, keys - attention_mask.shape[-1]))
     now = mask.index_select(1, at)
-    return Rows(shared | {"mask": mask, "now": now} | _neighbors(now))
+    return Rows({**shared, "mask": mask, "now": now, **_neighbors(now)})
 
 
 def _positions(position_ids, batch, time):
@@ -192,10 +192,10 @@ def _masked(attention_mask, batch, past, time, device, compiling) -> Rows:
         if not padded:
             return rows
     now = seen[:, past:]
-    rows.shared |= {"mask": seen, "now": now, "seq_start": hidden if compiling else hidden.cpu()}
+    rows.shared.update(mask=seen, now=now, seq_start=hidden if compiling else hidden.cpu())
     if torn:
         keys = torch.argsort(seen.to(torch.int8), dim=1, stable=True)
-        rows.shared |= _neighbors(now)
+        rows.shared.update(_neighbors(now))
         rows.shared["moves"] = Moves(
             keys=keys,
             queries=(keys[:, past:] - past).clamp(min=0),
