@@ -51,17 +51,9 @@ def parallel_forgetting_attn(
         `[B, T, HQ, V]`.
     """
     return forgetting_attention(
-        q,
-        k,
-        v,
-        g,
-        head_first=head_first,
-        sm_scale=scale,
-        window=window_size,
-        cu_seqlens=cu_seqlens,
-        sink_bias=sink_bias,
-        group=group,
-    )
+        q, k, v, g, head_first=head_first, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens,
+        sink_bias=sink_bias, group=group,
+    )  # fmt: skip
 
 
 def parallel_attn(

@@ -137,7 +137,7 @@ class FoxStaticLayer(StaticLayer):
 
     def update(self, key_states, value_states, extras=None, *_, **__):
         """As `FoxCacheLayer.update`; returns the tensors of all places."""
-        extras = dict.fromkeys(("log_gates", *_RAW)) | (extras or {})
+        extras = {**dict.fromkeys(("log_gates", *_RAW)), **(extras or {})}
         if not self.is_initialized:
             self._allocate(key_states, value_states, extras)
         time = key_states.shape[2]
