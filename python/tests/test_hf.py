@@ -169,7 +169,7 @@ def test_rejects_unsupported_arguments():
     for given in (foreign, transformers.Cache(layers=[quantized(), quantized()])):
         with pytest.raises(ValueError, match="past_key_values is a .*Cache that cannot hold forget gates"):
             model(ids, past_key_values=given)
-    with pytest.raises(ValueError, match="past_key_values has 5 layers, but the model 2; use a cache of its own"):
+    with pytest.raises(ValueError, match="past_key_values has 5 layers, but the model 2; use a new cache"):
         model(ids, past_key_values=hf.FoxCache(5))
     for given in (cache, transformers.StaticCache(config=model.config, max_cache_len=8)):
         model(ids[:, :1], past_key_values=given)

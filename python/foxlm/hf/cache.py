@@ -202,7 +202,7 @@ def adopt(cache, model, batch: int):
             "StaticCache, or the model's FoxCache"
         )
     if len(given) > layers or (static and len(given) < layers):
-        raise ValueError(f"past_key_values has {len(given)} layers, but the model {layers}; use a cache of its own")
+        raise ValueError(f"past_key_values has {len(given)} layers, but the model {layers}; use a new cache")
     if static:
         given[:] = [FoxStaticLayer(x.max_cache_len) for x in given]
     elif len(given) < layers or not all(map(_is_fox, given)):
