@@ -208,19 +208,8 @@ def forgetting_attention_backward(
     threshold = adaptive_threshold
     if isinstance(adaptive_threshold, str):
         threshold, log_tolerance = None, -10.0
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
     return _numpy.attention_backward(
-        d_out,
-        q,
-        k,
-        v,
-        log_fgate,
-        o,
-        lse,
-        seq_start=seq_start,
-        cu_seqlens=cu_seqlens,
-        scale=q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale),
-        causal=causal,
-        window=window,
-        log_tolerance=log_tolerance,
-        threshold=threshold,
-    )
+        d_out, q, k, v, log_fgate, o, lse, seq_start=seq_start, cu_seqlens=cu_seqlens, scale=scale, causal=causal,
+        window=window, log_tolerance=log_tolerance, threshold=threshold,
+    )  # fmt: skip

@@ -24,7 +24,7 @@ def attention_shapes(q, k, v, log_fgate, head_first: bool) -> None:
     """An error unless the operands fit each other."""
     axes = "[batch, heads, time, dim]" if head_first else "[batch, time, heads, dim]"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        shape = list(getattr(x, "shape", ()))
+        shape = [] if x is None else list(x.shape)
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; it must be {axes}")
     time, head = (2, 1) if head_first else (1, 2)

@@ -51,17 +51,9 @@ def parallel_forgetting_attn(
         `[B, T, HQ, V]`.
     """
     return forgetting_attention(
-        q,
-        k,
-        v,
-        g,
-        head_first=head_first,
-        sm_scale=scale,
-        window=window_size,
-        cu_seqlens=cu_seqlens,
-        sink_bias=sink_bias,
-        group=group,
-    )
+        q, k, v, g, head_first=head_first, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens,
+        sink_bias=sink_bias, group=group,
+    )  # fmt: skip
 
 
 def parallel_attn(
@@ -152,6 +144,8 @@ def attn_decoding_one_step(
     if q.ndim != 4 or k.ndim != 4 or q.shape[0] != 1 or q.shape[1] != cu_seqlens.shape[0] - 1 or k.shape[0] != 1:
         shapes = f"q has shape {list(q.shape)} and k {list(k.shape)}"
         raise ValueError(f"{shapes}; they must be [1, {cu_seqlens.shape[0] - 1}, heads, dim] and [1, time, heads, dim]")
+    _checks.shaped("v", v[..., :1], [1, *k.shape[1:3], 1])
+    _checks.shaped("g", g, [1, k.shape[1], q.shape[2]])
     _, ends = _checks.segment_lists(None, cu_seqlens, k.shape[1])
     ends = torch.tensor(ends)
     lengths = ends.diff()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from . import _checks
+
 
 def _segments(rows, time, seq_start, cu_seqlens):
     """Which sequence a key is of `[B, N]`, and whether it is there."""
@@ -21,6 +23,8 @@ def _segments(rows, time, seq_start, cu_seqlens):
 def attention(q, k, v, log_gates, seq_start, cu_seqlens, scale, causal, window, sink_bias):
     """As `foxlm.forgetting_attention`, time before heads: the output and the log of the denominators."""
     (b, m, h, _), n = q.shape, k.shape[1]
+    if not torch.compiler.is_compiling():
+        _checks.segment_lists(seq_start, cu_seqlens, n)
     k, v = (x.double().repeat_interleave(h // x.shape[2], 2) for x in (k, v))
     s = scale * torch.einsum("bihd,bjhd->bhij", q, k)
     sequence, there = (x.to(q.device) for x in _segments(b, n, seq_start, cu_seqlens))
@@ -51,7 +55,7 @@ def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
     wide = lambda x: None if x is None else x.double()
     q, k, v, decay, write, skip, state = map(wide, (q, k, v, decay, write, skip, state))
     if cu_seqlens is not None:
-        ends, parts = cu_seqlens.tolist(), []
+        ends, parts = _checks.segment_lists(None, cu_seqlens, q.shape[1])[1], []
         for n, (a, e) in enumerate(zip(ends, ends[1:])):
             cut = [None if x is None else x[:, a:e] for x in (q, k, v, decay, write)]
             first = None if state is None else state[n : n + 1]
@@ -83,7 +87,7 @@ def transition_attention(q, k, v, step, log_gates, cu_seqlens, scale, window=Non
     k, v = wide(k), wide(v)
     c = torch.zeros(q.shape[:3], dtype=torch.float64, device=q.device)
     c = c if log_gates is None else log_gates.double().cumsum(1)
-    ends = [0, time] if cu_seqlens is None else cu_seqlens.tolist()
+    ends = _checks.segment_lists(None, cu_seqlens, time)[1] or [0, time]
     rows = []
     for first, end in zip(ends, ends[1:]):
         keys = k[:, first:first]

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from . import _checks, _core
-from ._torch import LIBRARY, autocast, below_autograd, check, describe, entry, with_gradients, without_gradients
+from ._torch import LIBRARY, autocast, below_autograd, check, describe, register
 
 _OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
@@ -105,15 +105,8 @@ class _Scan(torch.autograd.Function):
         return (*[None if x is None else g for x, g in zip(tensors[:7], grads)], *nothing[7:])
 
 
-LIBRARY.impl("scan", _scan_cpu, "CPU")
-LIBRARY.impl("scan_backward", _scan_backward_cpu, "CPU")
-torch.library.register_fake("foxlm::scan", results, lib=LIBRARY)
-torch.library.register_fake("foxlm::scan_backward", gradient_room, lib=LIBRARY)
-LIBRARY.impl("scan", with_gradients(_Scan, torch.ops.foxlm.scan.default), "Autograd")
-_Backward = without_gradients(torch.ops.foxlm.scan_backward.default)
-LIBRARY.impl("scan_backward", with_gradients(_Backward, torch.ops.foxlm.scan_backward.default), "Autograd")
-_scan = entry(_Scan, "scan")
-scan_backward = entry(_Backward, "scan_backward")
+scan_backward = register("scan_backward", None, _scan_backward_cpu, gradient_room)
+_scan = register("scan", _Scan, _scan_cpu, results)
 
 
 # The widest keys and values of additive scans on a GPU.

@@ -17,6 +17,8 @@ def with_sinks(op, backward, operands, tensors):
     gradient of the output, the operands, `o`, `lse`, and the rest, and returns gradients of the operands and the gates.
     """
 
+    # The compiler of PyTorch 2.7 cannot look into functions that have a `setup_context`.
+    @torch.compiler.allow_in_graph
     class WithSink(torch.autograd.Function):
         generate_vmap_rule = True
 

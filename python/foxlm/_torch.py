@@ -69,33 +69,6 @@ def gradient_room(d_out, q, k, v, o, lse, log_gates, *_):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_gates
 
 
-class _Attention(torch.autograd.Function):
-    """The op with its gradients."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return below_autograd(torch.ops.foxlm.attention.default, *arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options = inputs
-        ctx.save_for_backward(q, k, v, *output, log_gates, bounds, seq_start, cu_seqlens)
-        ctx.options = options
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx, d_out, _):
-        nothing = (None,) * 11
-        if d_out is None:
-            return nothing
-        q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
-        grads = attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
-        return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
-
-
 def below_autograd(op, *arguments):
     """Runs the op itself, past what is registered for gradients."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -167,16 +140,54 @@ def _has_tangent(x):
     return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
-LIBRARY.impl("attention", _attention_cpu, "CPU")
-LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
-torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
-torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
-LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
-_Backward = without_gradients(torch.ops.foxlm.attention_backward.default)
-LIBRARY.impl("attention_backward", with_gradients(_Backward, torch.ops.foxlm.attention_backward.default), "Autograd")
-attention_forward = entry(_Attention, "attention")
-attention_backward = entry(_Backward, "attention_backward")
-_with_sinks = with_sinks(lambda *x: torch.ops.foxlm.attention.default(*x), attention_backward, 3, 7)
+def register(name, function, implementation, fake):
+    """Registers an op: its implementation on the CPU, the shapes of its results, and `function` with its gradients, or
+    None where there are none. Returns what the package calls."""
+    op = getattr(torch.ops.foxlm, name).default
+    function = without_gradients(op) if function is None else function
+    LIBRARY.impl(name, implementation, "CPU")
+    torch.library.register_fake(f"foxlm::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, with_gradients(function, op), "Autograd")
+    return entry(function, name)
+
+
+def register_attention(name, forward, backward, results, gradient_room, operands, tensors):
+    """Registers an op that returns `(o, lse)`, and its backward. It takes `operands` tensors, log gates, further tensors
+    up to `tensors` in all, and options. Returns what the package calls: the op, its backward, and the op with a sink."""
+    op = getattr(torch.ops.foxlm, name).default
+    gradients = register(f"{name}_backward", None, backward, gradient_room)
+
+    class Attention(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments):
+            return below_autograd(op, *arguments)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:operands], *output, *inputs[operands:tensors])
+            ctx.options = inputs[tensors:]
+            ctx.mark_non_differentiable(output[1])
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx, d_out, _):
+            nothing = (None,) * (tensors + len(ctx.options))
+            if d_out is None:
+                return nothing
+            # Read once: activation checkpointing computes them when they are asked for, and refuses a second time.
+            saved = ctx.saved_tensors
+            grads = gradients(d_out, *saved, *ctx.options)
+            return *grads[:operands], None if saved[operands + 2] is None else grads[operands], *nothing[operands + 1 :]
+
+    call = register(name, Attention, forward, results)
+    return call, gradients, with_sinks(lambda *x: op(*x), gradients, operands, tensors)
+
+
+attention_forward, attention_backward, _with_sinks = register_attention(
+    "attention", _attention_cpu, _attention_backward_cpu, results, gradient_room, 3, 7
+)
 
 
 def check(**tensors):

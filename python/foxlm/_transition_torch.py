@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _core
-from ._sinks import with_sinks
-from ._torch import LIBRARY, autocast, below_autograd, check, describe, entry, with_gradients, without_gradients
+from ._torch import LIBRARY, autocast, check, describe, register_attention
 from ._torch import results as attention_results
 
 _OPTIONS = "Tensor? log_gates, Tensor? cu_seqlens, bool reflections, float scale, int? window"
@@ -62,43 +61,9 @@ def _backward_cpu(d_out, q, k, v, transition, o, lse, log_gates, *options):
     return made
 
 
-class _Transition(torch.autograd.Function):
-    """The op with its gradients."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return below_autograd(torch.ops.foxlm.transition_attention.default, *arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:4], *output, *inputs[4:6])
-        ctx.options = inputs[6:]
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx, d_out, _):
-        if d_out is None:
-            return (None,) * 9
-        log_gates = ctx.saved_tensors[6]
-        grads = backward(d_out, *ctx.saved_tensors, *ctx.options)
-        return *grads[:4], None if log_gates is None else grads[4], *(None,) * 4
-
-
-LIBRARY.impl("transition_attention", _forward_cpu, "CPU")
-LIBRARY.impl("transition_attention_backward", _backward_cpu, "CPU")
-torch.library.register_fake("foxlm::transition_attention", results, lib=LIBRARY)
-torch.library.register_fake("foxlm::transition_attention_backward", gradient_room, lib=LIBRARY)
-_OP = torch.ops.foxlm.transition_attention.default
-_BACKWARD_OP = torch.ops.foxlm.transition_attention_backward.default
-LIBRARY.impl("transition_attention", with_gradients(_Transition, _OP), "Autograd")
-_Backward = without_gradients(_BACKWARD_OP)
-LIBRARY.impl("transition_attention_backward", with_gradients(_Backward, _BACKWARD_OP), "Autograd")
-forward = entry(_Transition, "transition_attention")
-backward = entry(_Backward, "transition_attention_backward")
-_with_sinks = with_sinks(lambda *x: torch.ops.foxlm.transition_attention.default(*x), backward, 4, 6)
+forward, backward, _with_sinks = register_attention(
+    "transition_attention", _forward_cpu, _backward_cpu, results, gradient_room, 4, 6
+)
 
 
 def attention(q, k, v, transition, log_gates, cu_seqlens, reflections, scale, window=None, sink=None):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 from . import _checks
-from .scans import Layout, LayoutOptions, check_gate, normalise, write_strength
+from .scans import Layout, LayoutOptions, RecurrentOptions, check_gate, normalise, write_strength
 
 if TYPE_CHECKING:
     import torch
@@ -17,22 +17,27 @@ if TYPE_CHECKING:
 __all__ = ["chunk_kda", "fused_kda_gate", "fused_recurrent_kda"]
 
 
-class RecurrentKdaOptions(LayoutOptions, total=False):
-    """Further keyword arguments of `fused_recurrent_kda`."""
-
-    cu_seqlens_cpu: Tensor | None
-
-
 class KdaOptions(LayoutOptions, total=False):
-    """Further keyword arguments of `chunk_kda`: those of `fused_kda_gate`."""
+    """Keyword arguments of `chunk_kda` behind its states; `A_log` and `dt_bias` are those of `fused_kda_gate`."""
 
     A_log: Tensor | None
     dt_bias: Tensor | None
+    use_qk_l2norm_in_kernel: bool
+    use_gate_in_kernel: bool
+    use_beta_sigmoid_in_kernel: bool
+    allow_neg_eigval: bool
+    safe_gate: bool
+    lower_bound: float | None
+    disable_recompute: bool
+    state_v_first: bool
+    cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    cp_context: None
 
 
 def fused_kda_gate(
     g: Tensor,
-    A_log: Tensor | None,
+    A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
     output_dtype: torch.dtype | None = None,
@@ -55,6 +60,10 @@ def fused_kda_gate(
     import torch
     from torch.nn.functional import softplus
 
+    if g.ndim < 2:
+        raise ValueError(f"g has shape {list(g.shape)}; it must be [..., heads, dim]")
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"lower_bound is {lower_bound}; it must be below 0")
     heads, width = g.shape[-2:]
     for name, x, count in (("A_log", A_log, heads), ("dt_bias", dt_bias, heads * width)):
         if x is not None and x.numel() != count:
@@ -81,18 +90,8 @@ def chunk_kda(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
-    disable_recompute: bool = False,
+    *,
     return_intermediate_states: Literal[False] = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    cp_context: None = None,
     **kwargs: Unpack[KdaOptions],
 ) -> tuple[Tensor, Tensor | None]: ...
 @overload
@@ -105,19 +104,8 @@ def chunk_kda(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
-    disable_recompute: bool = False,
     *,
     return_intermediate_states: Literal[True],
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    cp_context: None = None,
     **kwargs: Unpack[KdaOptions],
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
 def chunk_kda(
@@ -221,26 +209,12 @@ def fused_recurrent_kda(
     lower_bound: float | None = None,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
-    **kwargs: Unpack[RecurrentKdaOptions],
+    **kwargs: Unpack[RecurrentOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_kda`, with gradients, too."""
     return chunk_kda(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel,
-        allow_neg_eigval,
-        lower_bound=lower_bound,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        **kwargs,
-    )
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval, lower_bound=lower_bound, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        A_log=A_log, dt_bias=dt_bias, **kwargs,
+    )  # fmt: skip

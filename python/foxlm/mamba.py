@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from . import _checks
 from .scans import check_gate, check_shapes, run
@@ -10,8 +10,23 @@ from .scans import check_gate, check_shapes, run
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from typing_extensions import Unpack
 
 __all__ = ["mamba_chunk_scan_combined"]
+
+
+class MambaOptions(TypedDict, total=False):
+    """Keyword arguments of `mamba_chunk_scan_combined` behind the operands."""
+
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    initial_states: Tensor | None
+    seq_idx: Tensor | None
+    cu_seqlens: Tensor | None
+    dt_softplus: bool
+    dt_limit: tuple[float, float]
+    state_dtype: torch.dtype | None
 
 
 @overload
@@ -22,18 +37,10 @@ def mamba_chunk_scan_combined(
     B: Tensor,
     C: Tensor,
     chunk_size: int | None = None,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = ...,
     *,
     return_final_states: Literal[False] = False,
     return_varlen_states: Literal[False] = False,
-    state_dtype: torch.dtype | None = None,
+    **options: Unpack[MambaOptions],
 ) -> Tensor: ...
 @overload
 def mamba_chunk_scan_combined(
@@ -43,18 +50,10 @@ def mamba_chunk_scan_combined(
     B: Tensor,
     C: Tensor,
     chunk_size: int | None = None,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = ...,
     *,
     return_final_states: Literal[True],
     return_varlen_states: Literal[False] = False,
-    state_dtype: torch.dtype | None = None,
+    **options: Unpack[MambaOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def mamba_chunk_scan_combined(
@@ -64,18 +63,10 @@ def mamba_chunk_scan_combined(
     B: Tensor,
     C: Tensor,
     chunk_size: int | None = None,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = ...,
     *,
     return_final_states: Literal[False] = False,
     return_varlen_states: Literal[True],
-    state_dtype: torch.dtype | None = None,
+    **options: Unpack[MambaOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def mamba_chunk_scan_combined(
@@ -85,18 +76,10 @@ def mamba_chunk_scan_combined(
     B: Tensor,
     C: Tensor,
     chunk_size: int | None = None,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = ...,
     *,
     return_final_states: Literal[True],
     return_varlen_states: Literal[True],
-    state_dtype: torch.dtype | None = None,
+    **options: Unpack[MambaOptions],
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 def mamba_chunk_scan_combined(
     x,
@@ -152,6 +135,9 @@ def mamba_chunk_scan_combined(
         shapes = ([x.shape[2]],) if name != "D" else ([x.shape[2]], [x.shape[2], x.shape[3]])
         if given is not None and list(given.shape) not in shapes:
             raise ValueError(f"{name} has shape {list(given.shape)}, expected {' or '.join(map(str, shapes))}")
+    _checks.shaped("z", z, x.shape)
+    if len(dt_limit) != 2:
+        raise ValueError(f"dt_limit is {dt_limit}; it must be the lowest and the highest step")
     rows = x.shape[0]
     state = None if initial_states is None else initial_states.transpose(2, 3)
     if seq_idx is None:

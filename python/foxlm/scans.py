@@ -51,17 +51,10 @@ class DeltaOptions(LayoutOptions, total=False):
     state_v_first: bool
 
 
-class GatedDeltaOptions(DeltaOptions, total=False):
-    """Keyword arguments that `fused_recurrent_gated_delta_rule` passes on to `chunk_gated_delta_rule`."""
+class RecurrentOptions(LayoutOptions, total=False):
+    """Further keyword arguments of the recurrent forms of the gated delta rules."""
 
-    use_qk_l2norm_in_kernel: bool
-    use_beta_sigmoid_in_kernel: bool
-    allow_neg_eigval: bool
-    cu_seqlens: Tensor | None
     cu_seqlens_cpu: Tensor | None
-    use_gate_in_kernel: bool
-    A_log: Tensor | None
-    dt_bias: Tensor | None
 
 
 def check_shapes(q, k, v, cu_seqlens, initial_state, names="qkv"):
@@ -134,6 +127,8 @@ class Layout:
             raise ValueError(f"chunk_size is {size}; it must be a power of two from 16 on")
         _checks.no_more_arguments(op, kwargs)
         _checks.tensors(cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
+        if cu_seqlens is not None and cu_seqlens_cpu is not None:
+            _checks.shaped("cu_seqlens_cpu", cu_seqlens_cpu, cu_seqlens.shape)
         self.v_first, self.reverse = bool(state_v_first), bool(reverse)
         self.cu_seqlens = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
 
@@ -213,19 +208,11 @@ def fused_recurrent_delta_rule(
     **kwargs: Unpack[DeltaOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_delta_rule`; a strength of 1 where `beta` is absent."""
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
     return chunk_delta_rule(
-        q,
-        k,
-        v,
-        v.new_ones(v.shape[:3]) if beta is None else beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        cu_seqlens,
-        cu_seqlens_cpu,
+        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, cu_seqlens_cpu,
         **kwargs,
-    )
+    )  # fmt: skip
 
 
 def chunk_gated_delta_rule(
@@ -298,7 +285,15 @@ def fused_recurrent_gated_delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
-    **kwargs: Unpack[GatedDeltaOptions],
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Unpack[RecurrentOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """As `chunk_gated_delta_rule`; nothing decays without `g`, and writes have strength 1 without `beta`. Decays for
     each channel (`gk`, `gv`) are refused."""
@@ -307,7 +302,11 @@ def fused_recurrent_gated_delta_rule(
             raise ValueError(f"{name} is given; the delta rule has one decay for each head, pass g")
     g = v.new_zeros(v.shape[:3]) if g is None else g
     beta = v.new_ones(v.shape[:3]) if beta is None else beta
-    return chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, **kwargs)
+    return chunk_gated_delta_rule(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, use_gate_in_kernel=use_gate_in_kernel,
+        A_log=A_log, dt_bias=dt_bias, **kwargs,
+    )  # fmt: skip
 
 
 def chunk_gla(

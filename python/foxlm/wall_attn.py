@@ -49,7 +49,7 @@ def parallel_wall_attn(
         `[B, T, HQ, V]`.
     """
     _checks.tensors(q=q, k=k, v=v, g=g, g_scalar=g_scalar, sink_bias=sink_bias, cu_seqlens=cu_seqlens)
-    if getattr(v, "ndim", 0) == 4 and v.shape[3] > _WIDEST:
+    if v is not None and v.ndim == 4 and v.shape[3] > _WIDEST:
         import torch
 
         options = dict(g_scalar=g_scalar, sink_bias=sink_bias, scale=scale, window_size=window_size)

@@ -23,14 +23,29 @@ struct Operands {
     spec: ScanSpec,
 }
 
-struct Tensors {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Option<Tensor>,
-    write: Option<Tensor>,
-    skip: Option<Tensor>,
-    state: Option<Tensor>,
+/// Operands on a device.
+pub struct Tensors {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub decay: Option<Tensor>,
+    pub write: Option<Tensor>,
+    pub skip: Option<Tensor>,
+    pub state: Option<Tensor>,
+}
+
+/// Rows of the same length, or packed sequences with these ends.
+pub fn segments(batch: usize, time: usize, ends: Option<&[usize]>) -> PyResult<Segments> {
+    match ends {
+        None => Ok(Segments::uniform(batch, time)),
+        Some(ends) if batch == 1 && ends.last() == Some(&time) => {
+            Segments::packed(ends).map_err(exception)
+        }
+        Some(_) => {
+            let words = format!("cu_seqlens needs batch 1 and {time} as its last entry");
+            Err(value_error(words))
+        }
+    }
 }
 
 /// The options for shapes of queries `[B, T, G, dk]` and values `[B, T, H, dv]`.
@@ -43,16 +58,7 @@ pub fn scan_spec(q: [usize; 4], v: [usize; 4], options: &Options) -> PyResult<Sc
     if key_dim == 0 || value_dim == 0 {
         return Err(value_error("a state without rows or columns"));
     }
-    let segments = match ends {
-        None => Segments::uniform(batch, time),
-        Some(ends) if batch == 1 && ends.last() == Some(&time) => {
-            Segments::packed(ends).map_err(exception)?
-        }
-        Some(_) => {
-            let words = format!("cu_seqlens needs batch 1 and {time} as its last entry");
-            return Err(value_error(words));
-        }
-    };
+    let segments = segments(batch, time, ends.as_deref())?;
     let update = if *delta { StateUpdate::Delta } else { StateUpdate::Add };
     Ok(ScanSpec { heads, key_heads, key_dim, value_dim, scale: *scale, update, segments })
 }
@@ -111,7 +117,7 @@ impl Operands {
 }
 
 impl Tensors {
-    fn inputs(&self) -> ScanInputs<'_> {
+    pub fn inputs(&self) -> ScanInputs<'_> {
         ScanInputs {
             q: &self.q,
             k: &self.k,

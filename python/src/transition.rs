@@ -1,13 +1,14 @@
 //! Attention with a transition per token between query and key: PaTH (reflections) and Wall (decays per channel).
 
 use fox_tensor::{
-    Acp, AttentionOut, AttentionSpec, DType, Device, Mask, PathInputs, Segments, Tensor, WallInputs,
+    Acp, AttentionOut, AttentionSpec, DType, Device, Mask, PathInputs, Tensor, WallInputs,
 };
 use pyo3::prelude::*;
 
 use crate::array::{Array, Raw};
-use crate::errors::{exception, value_error};
+use crate::errors::exception;
 use crate::runtime::runtime;
+use crate::scan::segments;
 
 /// Whether transitions are reflections `[B, T, Hk, d]` rather than log decays `[B, T, H, d]`; scale, window, ends of
 /// packed sequences.
@@ -17,16 +18,6 @@ pub type Options = (bool, f32, Option<usize>, Option<Vec<usize>>);
 pub fn spec(q: [usize; 4], v: [usize; 4], options: &Options) -> PyResult<AttentionSpec> {
     let ([batch, time, heads, d], [_, _, kv_heads, value_dim]) = (q, v);
     let &(_, scale, window, ref ends) = options;
-    let segments = match ends {
-        None => Segments::uniform(batch, time),
-        Some(ends) if batch == 1 && ends.last() == Some(&time) => {
-            Segments::packed(ends).map_err(exception)?
-        }
-        Some(_) => {
-            let words = format!("cu_seqlens needs batch 1 and {time} as its last entry");
-            return Err(value_error(words));
-        }
-    };
     Ok(AttentionSpec {
         heads,
         kv_heads,
@@ -35,7 +26,7 @@ pub fn spec(q: [usize; 4], v: [usize; 4], options: &Options) -> PyResult<Attenti
         mask: Mask::Causal,
         window,
         acp: Acp::Off,
-        segments,
+        segments: segments(batch, time, ends.as_deref())?,
         full_sequence: None,
     })
 }

@@ -271,18 +271,6 @@ def test_autocast_casts_all_but_the_gates():
     assert all(g.dtype == torch.float32 for g in torch.autograd.grad(o.float().sum(), x))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(reentrant):
-    from torch.utils.checkpoint import checkpoint
-
-    x = make()
-    block = lambda q, k, v, g: foxlm.forgetting_attention(q.cos(), k, v, g).sin()
-    want = torch.autograd.grad(block(*x).sum(), x)
-    leaves = [a.detach().requires_grad_() for a in x]
-    checkpoint(block, *leaves, use_reentrant=reentrant).sum().backward()
-    assert all(torch.equal(a.grad, b) for a, b in zip(leaves, want))
-
-
 FORKED = """
 import torch, foxlm
 torch.manual_seed(0)

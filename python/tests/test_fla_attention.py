@@ -82,6 +82,13 @@ def test_errors():
     with pytest.raises(ValueError, match="attention sinks need tensors of PyTorch"):
         a = q.detach().numpy()
         foxlm.forgetting_attention(a, a, a, sink_bias=sink.detach().numpy())
+    ends = torch.tensor([0, 70])
+    for name, part in (("v", {"v": v[:1, :5]}), ("g", {"v": v[:1], "g": g[:1, :5]})):
+        with pytest.raises(ValueError, match=rf"{name} has shape \[1, 5, .*expected \[1, 70, "):
+            foxlm.attn_decoding_one_step(q[:1, :1], k[:1], **part, cu_seqlens=ends)
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 80, 70\]; it must start at 0, never fall"):
+            foxlm.parallel_attn(*[x[:1].to(dtype) for x in (q, k, v)], cu_seqlens=torch.tensor([0, 80, 70]))
     with pytest.raises(ValueError, match=r"x has shape \[2, 70, 4, 16\] and prev_weight \[4\]; they must fit"):
         foxlm.token_shift(q, sink, sink)
 

@@ -164,6 +164,18 @@ def test_rejects_unsupported_arguments():
         model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
     with pytest.raises(ValueError, match="past_key_values is a tuple that cannot hold forget gates"):
         model(ids[:, :1], past_key_values=((),))
+    quantized = type("QuantizedLayer", (transformers.cache_utils.DynamicLayer,), {})
+    foreign = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    for given in (foreign, transformers.Cache(layers=[quantized(), quantized()])):
+        with pytest.raises(ValueError, match="past_key_values is a .*Cache that cannot hold forget gates"):
+            model(ids, past_key_values=given)
+    with pytest.raises(ValueError, match="past_key_values has 5 layers, but the model 2; use a new cache"):
+        model(ids, past_key_values=hf.FoxCache(5))
+    for given in (cache, transformers.StaticCache(config=model.config, max_cache_len=8)):
+        model(ids[:, :1], past_key_values=given)
+        with pytest.raises(ValueError, match="past_key_values has 2 rows, but the input 1; use a new cache"):
+            model(ids[:1, :1], past_key_values=given)
+    cache.crop(-1)
     static = transformers.StaticCache(config=model.config, max_cache_len=4)
     with pytest.raises(ValueError, match="6 tokens do not fit a static cache of 4"):
         model(ids, past_key_values=static)
@@ -171,6 +183,14 @@ def test_rejects_unsupported_arguments():
         model(ids, attention_mask=torch.ones(2, 1, 6, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="attention_mask has four dimensions and a bias"):
         model(ids, attention_mask=torch.full((2, 1, 6, 6), -0.5))
+    with pytest.raises(ValueError, match="attention_mask has four dimensions and is int64; pass bool, true for tokens"):
+        model(ids, attention_mask=torch.ones(2, 1, 6, 6, dtype=torch.long).tril())
+    with pytest.raises(ValueError, match="attention_mask is a dict; it must be a tensor of PyTorch"):
+        model(ids, attention_mask={"full_attention": torch.ones(2, 6)})
+    with pytest.raises(ValueError, match=r"input_ids have shape \[6\]; they must be \[batch, time\]"):
+        model(ids[0])
+    with pytest.raises(ValueError, match="model_kwargs. are not used by the model: .'temprature'."):
+        model.generate(ids, max_new_tokens=1, temprature=1.0)
     prefix = torch.ones(6, 6, dtype=torch.bool).tril()
     prefix[0, 1] = True
     with pytest.raises(ValueError, match="attention_mask lets a token see later ones, but FoX is causal; mask them"):
@@ -179,8 +199,10 @@ def test_rejects_unsupported_arguments():
     model(ids, past_key_values=static)
     with pytest.raises(ValueError, match="8 tokens do not fit a static cache of 7"):
         model(ids[:, :2], past_key_values=static)
-    with pytest.raises(ValueError, match="attention_mask has four dimensions with a cache"):
-        model(ids[:, :1], attention_mask=torch.ones(2, 1, 1, 7, dtype=torch.bool), past_key_values=cache)
+    gap = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    gap[1, 0, 0, 5] = False
+    with pytest.raises(ValueError, match="attention_mask has four dimensions and hides the last cached token"):
+        model(ids[:, :1], attention_mask=gap, past_key_values=cache)
     with pytest.raises(TypeError, match="FoxModel.forward has no argument attention_msk"):
         model(ids, attention_msk=torch.ones(2, 6))
     with pytest.raises(ValueError, match="packed sequences with a cache; set use_cache=False"):
@@ -277,10 +299,9 @@ def test_masks_with_a_row_for_each_token(name):
         for n in (3, 4, 5):
             alone = model(ids[:, [0, 1, 2, n]]).logits
             torch.testing.assert_close(logits[:, n], alone[:, 3], atol=1e-5, rtol=1e-5)
-    # The continuations after cached tokens, in a cache of 8 places and, in a model without shifts, in one that grows.
-    caches = [transformers.StaticCache(config=model.config, max_cache_len=8)]
-    caches += [transformers.DynamicCache()] if name == "transformer_llama_as_fox" else []
-    for cache, places in zip(caches, (8, 6)):
+    # The continuations after cached tokens, in a cache of 8 places, and in one that grows.
+    static = transformers.StaticCache(config=model.config, max_cache_len=8)
+    for cache, places in ((static, 8), (transformers.DynamicCache(), 6)):
         model(ids[:, :3], past_key_values=cache)
         rows = torch.nn.functional.pad(mask[3:], (0, places - 6))[None, None]
         after = model(ids[:, 3:], attention_mask=rows, position_ids=positions[:, 3:], past_key_values=cache).logits
@@ -367,10 +388,45 @@ def test_assisted_decoding_gives_the_greedy_tokens(name):
 def test_compiles_whole_with_a_mask():
     model = load("fox_pro").eval()
     ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[0, 1, 1, 1, 0, 1], [1] * 6])
-    fast = torch.compile(lambda x, mask: model(x, attention_mask=mask, use_cache=False).logits, fullgraph=True,
+    loss = lambda ids, mask: model(ids, attention_mask=mask, use_cache=False, labels=ids).loss
+    fast = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for got, want in zip(*(torch.autograd.grad(f(ids, mask), list(model.parameters())) for f in (fast, loss))):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_exports_with_a_mask_for_all_lengths():
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = load("fox_pro").eval()
+
+        def forward(self, ids, mask):
+            return self.model(ids, attention_mask=mask, use_cache=False).logits
+
+    module, time = Logits(), torch.export.Dim("time", min=3, max=512)
+    ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[0, 1, 1, 1, 0, 1], [1] * 6])
+    exported = torch.export.export(module, (ids, mask), dynamic_shapes=({1: time}, {1: time})).module()
+    ids, mask = torch.cat((ids, ids + 20), 1), torch.cat((mask, mask), 1)
+    seen = mask.bool()
+    torch.testing.assert_close(exported(ids, mask)[seen], module(ids, mask)[seen], atol=1e-5, rtol=1e-5)
+
+
+def test_compiled_models_refuse_what_eager_ones_refuse():
+    model = load("fox_pro").eval()
+    ids, causal = torch.arange(1, 13).view(2, 6), torch.ones(2, 1, 6, 6).tril()
+    fast = torch.compile(lambda x, **given: model(x, use_cache=False, **given).logits, fullgraph=True,
                          backend="aot_eager")  # fmt: skip
-    want = model(ids, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(fast(ids, mask), want, atol=1e-5, rtol=1e-5)
+    hidden = torch.where(causal.bool(), 0.0, -torch.inf)
+    torch.testing.assert_close(fast(ids, attention_mask=hidden), model(ids).logits, atol=1e-5, rtol=1e-5)
+    packed = {"attention_mask": torch.ones_like(ids), "position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])}
+    later = {"attention_mask": torch.ones(2, 1, 6, 6, dtype=torch.bool)}
+    for given, words in (
+        ({"attention_mask": hidden - 0.5}, "attention_mask has four dimensions and a bias"),
+        (later, "attention_mask lets a token see later ones"),
+        (packed, "position_ids of packed tokens in a compiled model; pass cu_seqlens"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            fast(ids, **given)
 
 
 def test_l2warp_adds_to_the_gradient_of_the_largest_logit():
@@ -409,9 +465,15 @@ def test_loaded_gates_are_kept(tmp_path):
     assert (again.model.layers[0].attn.fgate_proj.bias == 0.25).all()
 
 
-def test_activation_checkpointing_keeps_the_cache():
-    model = load("fox_pro").eval()
+def test_activation_checkpointing_keeps_gradients_and_the_cache():
+    model = load("fox_pro").train()
     ids = torch.arange(1, 7)[None]
+    gradients = lambda: torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters()))
+    plain = gradients()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert all(torch.equal(*pair) for pair in zip(plain, gradients()))
+    model.gradient_checkpointing_disable()
+    model.eval()
     want, cache = model(ids).logits[:, 4:], model(ids[:, :4], use_cache=True).past_key_values
     model.train().gradient_checkpointing_enable()
     torch.testing.assert_close(model(ids[:, 4:], past_key_values=cache).logits, want)

@@ -14,12 +14,15 @@ transformers = need("transformers")
 import foxlm.hf as hf  # noqa: E402
 
 SHARDED = """
-import os, sys, torch, transformers, foxlm.hf
+import inspect, os, sys, torch, transformers, foxlm.hf
 from transformers.distributed import DistributedConfig
 torch.set_num_threads(1)
+config = {"tp_plan": "auto"}
+if "tp_plan" in inspect.signature(DistributedConfig).parameters:
+    config = {"distributed_config": DistributedConfig(**config, tp_size=2)}
 whole, split = (
     transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], **more)
-    for more in ({}, {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=2)})
+    for more in ({}, config)
 )
 # Weights are distributed tensors, or plain tensors of this rank's part in transformers before 5.22.
 own = lambda x: x.to_local() if hasattr(x, "to_local") else x
@@ -86,7 +89,7 @@ model = load(sys.argv[1])
 model.save_pretrained(sys.argv[2])
 again = load(sys.argv[2])
 assert type(model).__module__.startswith("transformers_modules") and torch.equal(again(ids).logits, model(ids).logits)
-if int(transformers.__version__.split(".")[0]) >= 5:  # before, the library asks again inside
+if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 15):  # earlier ones ask again inside
     labels = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
     assert labels.score.weight.shape == (2, 32)
 torch.save(again(ids).logits, sys.argv[3])

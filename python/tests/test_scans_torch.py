@@ -50,9 +50,10 @@ def error(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-def delta_rule(**options):
+def delta_rule():
     q, k, v, b = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H))
-    ours = lambda q, k, v, b: foxlm.chunk_delta_rule(q, k, v, b.sigmoid(), use_qk_l2norm_in_kernel=True, **options)
+    options = {"use_qk_l2norm_in_kernel": True, "output_final_state": True}
+    ours = lambda q, k, v, b: foxlm.chunk_delta_rule(q, k, v, b.sigmoid(), **options)
     unit = lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
     naive = lambda q, k, v, b: recur(unit(q), unit(k), v, None, b.sigmoid(), scale=K**-0.5, delta=True)
     return (q, k, v, b), ours, naive
@@ -78,7 +79,9 @@ def gla():
 
 def hgrn2():
     q, f, v = draw((B, T, H, K), (B, T, H, K), (B, T, H, V))
-    ours = lambda q, f, v: foxlm.chunk_gla(q, 1 - f.sigmoid(), v, torch.nn.functional.logsigmoid(f))
+    ours = lambda q, f, v: foxlm.fused_recurrent_gla(
+        q, 1 - f.sigmoid(), v, torch.nn.functional.logsigmoid(f), output_final_state=True
+    )
     naive = lambda q, f, v: recur(q, 1 - f.sigmoid(), v, torch.nn.functional.logsigmoid(f), scale=K**-0.5)
     return (q, f, v), ours, naive
 
@@ -90,17 +93,19 @@ def simple_gla():
 
 def mamba():
     x, dt, a, b, c, d, z = draw((B, T, 4, V), (B, T, 4), (4,), (B, T, 2, K), (B, T, 2, K), (4,), (B, T, 4, V))
+    (h,) = draw((B, 4, V, K))
     bias = torch.tensor([0.1, -0.2, 0.3, 0.0])
-    ours = lambda x, dt, a, b, c, d, z: foxlm.mamba_chunk_scan_combined(
-        x, dt, -a.exp(), b, c, 64, D=d, z=z, dt_bias=bias.to(dt.device), dt_softplus=True, return_final_states=True
-    )
+    ours = lambda x, dt, a, b, c, d, z, h: foxlm.mamba_chunk_scan_combined(
+        x, dt, -a.exp(), b, c, 64, D=d, z=z, dt_bias=bias.to(dt.device), dt_softplus=True, return_final_states=True,
+        initial_states=h,
+    )  # fmt: skip
 
-    def naive(x, dt, a, b, c, d, z):
+    def naive(x, dt, a, b, c, d, z, h):
         step = torch.nn.functional.softplus(dt + bias.to(dt.device))
-        o, s = recur(c, b, x, (-a.exp() * step)[..., None], step, d)
+        o, s = recur(c, b, x, (-a.exp() * step)[..., None], step, d, state=h.transpose(2, 3))
         return o * torch.nn.functional.silu(z), s.transpose(2, 3)
 
-    return (x, dt, a, b, c, d, z), ours, naive
+    return (x, dt, a, b, c, d, z, h), ours, naive
 
 
 def from_a_state():
@@ -254,16 +259,20 @@ def test_keys_are_normalised_before_they_are_rounded():
 
 
 def test_time_steps_are_clamped():
-    x, dt, a, b, c, d, z = (x.detach() for x in mamba()[0])
+    x, dt, a, b, c, d, z, _ = (x.detach() for x in mamba()[0])
     run = lambda dt, **more: foxlm.mamba_chunk_scan_combined(x, dt, -a.exp(), b, c, **more)
     assert (dt < 0).any() and torch.equal(run(dt), run(dt.clamp(min=0.0)))
     assert torch.equal(run(dt, dt_limit=(0.1, 0.5)), run(dt.clamp(0.1, 0.5)))
     with pytest.raises(ValueError, match=r"D has shape \[2\], expected \[4\] or \[4, 40\]"):
         run(dt, D=d[:2])
+    with pytest.raises(ValueError, match=r"z has shape \[2, 150, 1, 40\], expected \[2, 150, 4, 40\]"):
+        run(dt, z=z[:, :, :1])
+    with pytest.raises(ValueError, match=r"dt_limit is \(0.1,\); it must be the lowest and the highest step"):
+        run(dt, dt_limit=(0.1,))
 
 
 def test_mamba_sequence_ids_start_again():
-    x, dt, a, b, c, d, z = (x.detach() for x in mamba()[0])
+    x, dt, a, b, c, d, z, _ = (x.detach() for x in mamba()[0])
     ids = (torch.arange(T) >= 50).int() + (torch.arange(T) >= 51).int()
     ids = torch.stack((ids, torch.zeros(T, dtype=torch.int32)))
     first = torch.randn(B, 4, V, K, requires_grad=True)
@@ -316,6 +325,24 @@ def test_wide_heads_are_split_into_blocks(by_channel, monkeypatch):
     grads = [torch.autograd.grad(a.square().sum() + s.square().sum(), x) for a, s in ((o, last), (want, end))]
     for n, (a, b) in enumerate(zip(*grads)):
         assert error(a, b) < 3e-5, n
+
+
+def test_recurrent_forms_take_positional_arguments():
+    q, k, v, g, b, a, bias = (x.detach() for x in gates_in_the_op()[0])
+    (h,) = (x.detach() for x in draw((B, H, V, K)))
+    got = foxlm.fused_recurrent_gated_delta_rule(
+        q, k, v, g, None, None, b, 0.3, h, True, True, True, a, bias, True, True, True, None
+    )
+    want = foxlm.chunk_gated_delta_rule(
+        q, k, v, g, b, scale=0.3, initial_state=h, output_final_state=True, use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True, A_log=a, dt_bias=bias, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True,
+        state_v_first=True,
+    )  # fmt: skip
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    ones, k = torch.ones(B, T, H), torch.nn.functional.normalize(k, dim=-1)
+    got = foxlm.fused_recurrent_delta_rule(q, k, v, None, 0.3, output_final_state=True)
+    want = foxlm.chunk_delta_rule(q, k, v, ones, 0.3, output_final_state=True)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
 def test_kda_returns_states_of_chunks():
@@ -376,6 +403,17 @@ def test_errors():
         foxlm.chunk_kda(q, k, v, k, b, chunk_size=16)
     with pytest.raises(ValueError, match="lower_bound is None; safe_gate needs one from -5 to 0"):
         foxlm.chunk_kda(q, k, v, k, b, use_gate_in_kernel=True, safe_gate=True)
+    with pytest.raises(ValueError, match="lower_bound is 5.0; it must be below 0"):
+        foxlm.fused_kda_gate(k, lower_bound=5.0)
+    with pytest.raises(ValueError, match=r"g has shape \[3\]; it must be \[..., heads, dim\]"):
+        foxlm.fused_kda_gate(k[0, 0, 0, :3])
+    one = [x[:1] for x in (q, k, v, b)]
+    with pytest.raises(ValueError, match=r"cu_seqlens_cpu has shape \[3\], expected \[2\]"):
+        ends = torch.tensor([0, 20, T])
+        foxlm.chunk_delta_rule(*one, cu_seqlens=ends[[0, 2]], cu_seqlens_cpu=ends)
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 30, 20, 150\]; it must start at 0, never fall"):
+            foxlm.chunk_delta_rule(*[x.to(dtype) for x in one], cu_seqlens=torch.tensor([0, 30, 20, T]))
     with pytest.raises(ValueError, match="A_log is missing; it may be None only with lower_bound"):
         foxlm.chunk_kda(q, k, v, k, b, use_gate_in_kernel=True)
     with pytest.raises(ValueError, match="A_log and dt_bias need use_gate_in_kernel"):

@@ -27,7 +27,15 @@ def delta(q, k, v, g):
     return foxlm.chunk_gated_delta_rule(q, k / 3, v, low(g), g.sigmoid(), initial_state=v[:, :8].transpose(1, 2))[0]
 
 
-OPS = [attention, sinks, gla, delta]
+def path(q, k, v, g):
+    return foxlm.parallel_path_attn(q, k, v, torch.nn.functional.normalize(k + v, dim=-1), g.sigmoid(), low(g))[0]
+
+
+def wall(q, k, v, g):
+    return foxlm.parallel_wall_attn(q, k, v, low(q + v), g_scalar=low(g), sink_bias=g[0, 0])
+
+
+OPS = [attention, sinks, gla, delta, path, wall]
 
 
 def operands(dtype=torch.float32, n=9):
@@ -49,11 +57,23 @@ def test_func_transforms_equal_autograd(op):
     jacobian = torch.func.jacrev(row, argnums=1)(*x)
     (first,) = torch.autograd.grad(row(*leaves)[0], leaves[1])
     torch.testing.assert_close(jacobian[0], first, atol=1e-4, rtol=1e-4)
-    if op is not sinks:
-        one = lambda *x: loss(*[a[None] for a in x])
-        each = torch.vmap(torch.func.grad(one))(*x)
-        alone = torch.stack([torch.func.grad(one)(*[a[n] for a in x]) for n in range(2)])
-        torch.testing.assert_close(each, alone, atol=1e-4, rtol=1e-4)
+    one = lambda *x: loss(*[a[None] for a in x])
+    each = torch.vmap(torch.func.grad(one))(*x)
+    alone = torch.stack([torch.func.grad(one)(*[a[n] for a in x]) for n in range(2)])
+    torch.testing.assert_close(each, alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_activation_checkpointing(op, reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    x = [a.requires_grad_() for a in operands()]
+    block = lambda q, *rest: op(q.cos(), *rest).sin()
+    want = torch.autograd.grad(block(*x).sum(), x)
+    leaves = [a.detach().requires_grad_() for a in x]
+    checkpoint(block, *leaves, use_reentrant=reentrant).sum().backward()
+    assert all(torch.equal(a.grad, b) for a, b in zip(leaves, want))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -80,7 +100,7 @@ def test_float64_has_the_options_of_attention():
     torch.testing.assert_close(o.double(), want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("op", [attention, gla, delta])
+@pytest.mark.parametrize("op", OPS)
 def test_export_with_another_length(op):
     class Module(torch.nn.Module):
         def forward(self, q, k, v, g):

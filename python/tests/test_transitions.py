@@ -148,7 +148,7 @@ def test_views_compile_export_and_transforms(name):
             return ours(*a)
 
     plain = tuple(a.detach() for a in x)
-    exported = torch.export.export(Module(), plain).module()
+    exported = torch.export.export(Module(), plain, strict=False).module()
     assert torch.equal(exported(*plain), ours(*plain))
     stacked = [torch.stack((a, 2 * a)) for a in plain]
     twice = torch.vmap(ours)(*stacked)

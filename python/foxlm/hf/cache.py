@@ -137,7 +137,7 @@ class FoxStaticLayer(StaticLayer):
 
     def update(self, key_states, value_states, extras=None, *_, **__):
         """As `FoxCacheLayer.update`; returns the tensors of all places."""
-        extras = dict.fromkeys(("log_gates", *_RAW)) | (extras or {})
+        extras = {**dict.fromkeys(("log_gates", *_RAW)), **(extras or {})}
         if not self.is_initialized:
             self._allocate(key_states, value_states, extras)
         time = key_states.shape[2]
@@ -188,24 +188,28 @@ class FoxCache(DynamicCache):
         Cache.__init__(self, layers=[FoxCacheLayer() for _ in range(layers)])
 
 
-def adopt(cache, model):
-    """The given cache, with layers that hold log gates and raw projections. One that is empty, or that holds keys and
-    values of a prefix, is converted in place; one of another kind is refused."""
+def adopt(cache, model, batch: int):
+    """The given cache, with layers that hold log gates and raw projections of a batch of this size. One that is empty,
+    or that holds keys and values of a prefix, is converted in place; one of another kind is refused."""
     layers, config = len(model.layers), model.config
-    if isinstance(cache, Cache) and len(cache.layers) == layers and all(map(_is_fox, cache.layers)):
-        return cache
-    static = isinstance(cache, StaticCache) and all(type(x) is StaticLayer for x in cache.layers)
-    if static and len(cache.layers) == layers and not any(int(x.get_seq_length()) for x in cache.layers):
-        cache.layers[:] = [FoxStaticLayer(x.max_cache_len) for x in cache.layers]
-        return cache
-    plain = isinstance(cache, DynamicCache) and all(_is_fox(x) or type(x) is DynamicLayer for x in cache.layers)
-    if not plain or len(cache.layers) > layers:
+    given = getattr(cache, "layers", None)
+    static = isinstance(cache, StaticCache) and all(type(x) is StaticLayer for x in given)
+    static = static and not any(int(x.get_seq_length()) for x in given)
+    plain = given is not None and all(_is_fox(x) or type(x) is DynamicLayer for x in given)
+    if not isinstance(cache, Cache) or not (static or plain):
         raise ValueError(
             f"past_key_values is a {type(cache).__name__} that cannot hold forget gates; use a DynamicCache, an empty "
             "StaticCache, or the model's FoxCache"
         )
-    given = [*cache.layers, *[None] * (layers - len(cache.layers))]
-    cache.layers[:] = [_converted(x, config) for x in given]
+    if len(given) > layers or (static and len(given) < layers):
+        raise ValueError(f"past_key_values has {len(given)} layers, but the model {layers}; use a new cache")
+    if static:
+        given[:] = [FoxStaticLayer(x.max_cache_len) for x in given]
+    elif len(given) < layers or not all(map(_is_fox, given)):
+        given[:] = [_converted(x, config) for x in (*given, *[None] * (layers - len(given)))]
+    held = given[0].keys
+    if held is not None and held.shape[0] != batch:
+        raise ValueError(f"past_key_values has {held.shape[0]} rows, but the input {batch}; use a new cache")
     return cache
 
 

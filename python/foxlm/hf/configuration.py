@@ -229,7 +229,7 @@ class FoxConfig(PretrainedConfig):
         plan = {f"layers.*.attn.{name}": into for name in names} | {"layers.*.attn.o_proj": out}
         if by_head and self.qk_norm:
             plan |= {"layers.*.attn.q_norm": _SUMMED, "layers.*.attn.k_norm": _SUMMED}
-        if self.tie_word_embeddings:
+        if self.tie_word_embeddings and "embedding_rowwise" in ALL_PARALLEL_STYLES:
             plan["embeddings"] = "embedding_rowwise"
         if fla:
             wide, narrow = {"gate_proj": "colwise", "up_proj": "colwise"}, "rowwise"

@@ -85,20 +85,6 @@ class FoxForMaskedLM(FoxPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_input_embeddings(self):
-        return self.model.embeddings
-
-    def set_input_embeddings(self, value):
-        self.model.embeddings = value
-
-    def get_output_embeddings(self):
-        """The output projection."""
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        """Replaces the output projection."""
-        self.lm_head = value
-
     def forward(self, input_ids=None, labels=None, return_dict=None, **options):
         """As the model without a head."""
         out = self.model(input_ids=input_ids, return_dict=True, **options)

@@ -22,12 +22,8 @@ class FoxForQuestionAnswering(GenericForQuestionAnswering, FoxPreTrainedModel):
     """FoX with the first and last token of an answer."""
 
     base_model_prefix = "model"
-
-    def get_input_embeddings(self):
-        return self.model.embeddings
-
-    def set_input_embeddings(self, value):
-        self.model.embeddings = value
+    get_input_embeddings = FoxPreTrainedModel.get_input_embeddings
+    set_input_embeddings = FoxPreTrainedModel.set_input_embeddings
 
 
 class FoxTransformerForSequenceClassification(FoxForSequenceClassification):

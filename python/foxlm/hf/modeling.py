@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from .. import _checks
 from . import context
 from .cache import FoxCache, adopt, static_places
 from .configuration import GATHERED, FlaFoxConfig, FoxConfig, FoxTransformerConfig
 from .layers import FoxAttention, FoxBlock, RMSNorm, gate_biases
-from .rows import arrange, arrange_static
+from .rows import arrange, arrange_static, require
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,12 +93,6 @@ class FoxModel(FoxPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self):
-        return self.embeddings
-
-    def set_input_embeddings(self, value):
-        self.embeddings = value
-
     def context_parallel(self, group: ProcessGroup | DeviceMesh | None) -> Self:
         """Shards sequences over the ranks of a process group (or of a `DeviceMesh` of one dimension): afterwards every
         rank calls the model with its contiguous chunk of each row, see `foxlm.context.chunk`. None ends this."""
@@ -137,6 +132,9 @@ class FoxModel(FoxPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         cu_seqlens, seq_idx = _packing(cu_seqlens, kwargs)
         _refuse(type(self).__name__, kwargs)
+        _checks.tensors(attention_mask=attention_mask, position_ids=position_ids, seq_idx=seq_idx)
+        if inputs_embeds is None and input_ids.ndim != 2:
+            raise ValueError(f"input_ids have shape {list(input_ids.shape)}; they must be [batch, time]")
         h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         batch, time = h.shape[:2]
         config = self.config
@@ -153,7 +151,7 @@ class FoxModel(FoxPreTrainedModel):
             }  # fmt: skip
             rows, use_cache = context.arrange(group, h, cu_seqlens, _sharding_refuses(given)), False
             past_key_values = None
-        cache = None if past_key_values is None else adopt(past_key_values, self)
+        cache = None if past_key_values is None else adopt(past_key_values, self, batch)
         if group is None:
             packing = cu_seqlens, seq_idx
             rows = self._arrange(attention_mask, position_ids, packing, batch, time, cache, h.device)
@@ -185,20 +183,25 @@ class FoxModel(FoxPreTrainedModel):
         places, config = static_places(cache), self.config
         past = 0 if cache is None else cache.get_seq_length()
         filled = not cache.layers[0].empty if places else past > 0
-        if filled and attention_mask is not None and attention_mask.ndim == 4:
-            if config.use_k_shift or config.use_v_shift:
-                raise ValueError("attention_mask has four dimensions with a cache; shifted keys need one of two")
         if places and filled:
             if any(x is not None for x in packing):
                 raise ValueError("packed sequences (cu_seqlens or seq_idx) with padding or a cache; give one of them")
             # Not the tensor that the cache changes.
-            return arrange_static(attention_mask, position_ids, batch, past + 0, time, places, device)
+            return self._shifted(arrange_static(attention_mask, position_ids, batch, past + 0, time, places, device))
         if places:
             past = 0
             # As wide as the cache: the other places are empty.
             if attention_mask is not None and attention_mask.shape[-1] == places:
                 attention_mask = attention_mask[..., :time]
-        return arrange(attention_mask, position_ids, *packing, batch, past, time, device)
+        rows = arrange(attention_mask, position_ids, *packing, batch, past, time, device)
+        return self._shifted(rows)
+
+    def _shifted(self, rows):
+        """The rows, if shifted keys have the token before each new one: a new one, or the last of the cache."""
+        if rows.shared["pairs"] is not None and (self.config.use_k_shift or self.config.use_v_shift):
+            words = "attention_mask has four dimensions and hides the last cached token; shifted keys need it"
+            require((rows.shared["before"] >= 0).all(), words)
+        return rows
 
 
 def _sharding_refuses(given):
@@ -243,8 +246,9 @@ def _refuse(name, kwargs):
 
 def _packing(cu_seqlens, kwargs):
     """Ends of packed sequences under any of their names, and `seq_idx`."""
-    names = cu_seqlens, kwargs.pop("cu_seq_lens_q", None), kwargs.pop("cu_seq_lens_k", None)
-    given = [x for x in names if x is not None]
+    others = {name: kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+    _checks.tensors(cu_seqlens=cu_seqlens, **others)
+    given = [x for x in (cu_seqlens, *others.values()) if x is not None]
     if any(not torch.equal(given[0].cpu().long(), x.cpu().long()) for x in given[1:]):
         raise ValueError("cu_seqlens, cu_seq_lens_q and cu_seq_lens_k differ; queries and keys are the same tokens")
     seq_idx = kwargs.pop("seq_idx", None)
@@ -265,12 +269,6 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.model.embeddings
-
-    def set_input_embeddings(self, value):
-        self.model.embeddings = value
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs):
         """A masked token has the position of the last token before it, so that padding on the right is continued."""
@@ -300,14 +298,6 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         )
 
     generate_batch = continuous_batching_context_manager = init_continuous_batching
-
-    def get_output_embeddings(self):
-        """The output projection."""
-        return self.lm_head
-
-    def set_output_embeddings(self, value):
-        """Replaces the output projection."""
-        self.lm_head = value
 
     def forward(
         self,

@@ -53,7 +53,7 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
     if attention_mask is not None and attention_mask.ndim == 4:
         if cu_seqlens is not None or seq_idx is not None:
             raise ValueError("packed sequences with a mask of four dimensions; give one of them")
-        rows = Rows(WHOLE | _pairs(attention_mask, batch, past, time, past + time, device))
+        rows = Rows({**WHOLE, **_pairs(attention_mask, batch, past, time, past + time, device)})
         default = torch.arange(past, past + time, device=device)[None]
         rows.shared["positions"] = default if position_ids is None else position_ids
         return rows
@@ -68,17 +68,21 @@ def arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time
         if past or rows.shared["seq_start"] is not None:
             raise ValueError("packed sequences (cu_seqlens or seq_idx) with padding or a cache; give one of them")
         ends = _ends(cu_seqlens, batch, time) if cu_seqlens is not None else _changes(seq_idx, 0, batch, time)
-    elif explicit and past == 0 and rows.shared["seq_start"] is None and time > 0:
-        if compiling and attention_mask is None:
-            words = "position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens"
-            raise ValueError(words)
-        ends = None if compiling else _changes(position_ids, 1, batch, time)
-        ends = None if ends is not None and len(ends) == batch + 1 else ends
+    elif explicit and past == 0 and time > 0:
+        if compiling:
+            if attention_mask is None:
+                words = "position_ids in a compiled model; pass an attention_mask, or cu_seqlens for packed tokens"
+                raise ValueError(words)
+            packed = rows.shared["mask"].all() & (position_ids.diff(dim=1) != 1).any()
+            require(~packed, "position_ids of packed tokens in a compiled model; pass cu_seqlens")
+        elif rows.shared["seq_start"] is None:
+            ends = _changes(position_ids, 1, batch, time)
+            ends = None if len(ends) == batch + 1 else ends
     if ends is not None:
         fresh = torch.zeros(batch * time + 1, dtype=torch.bool, device=device)
         fresh[ends.to(device)] = True
         fresh = fresh[:-1].view(batch, time)
-    rows.shared |= {"positions": position_ids, "cu_seqlens": ends, "fresh": fresh}
+    rows.shared.update(positions=position_ids, cu_seqlens=ends, fresh=fresh)
     return rows
 
 
@@ -87,17 +91,17 @@ def arrange_static(attention_mask, position_ids, batch, past, time, keys, device
     `[B, at most keys]` or `[B or 1, 1, T, keys]`."""
     at = past + torch.arange(time, device=device)
     position_ids = _positions(position_ids, batch, time)
-    shared = WHOLE | {"at": at, "positions": at[None] if position_ids is None else position_ids}
+    shared = {**WHOLE, "at": at, "positions": at[None] if position_ids is None else position_ids}
     if attention_mask is None:
         return Rows(shared)
     if attention_mask.ndim == 4:
-        return Rows(shared | _pairs(attention_mask, batch, past, time, keys, device))
+        return Rows({**shared, **_pairs(attention_mask, batch, past, time, keys, device)})
     if attention_mask.shape[0] != batch or attention_mask.shape[-1] > keys or attention_mask.ndim != 2:
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, keys]}: all places of the static cache")
     mask = F.pad((attention_mask != 0).to(device), (0, keys - attention_mask.shape[-1]))
     now = mask.index_select(1, at)
-    return Rows(shared | {"mask": mask, "now": now} | _neighbors(now))
+    return Rows({**shared, "mask": mask, "now": now, **_neighbors(now)})
 
 
 def _positions(position_ids, batch, time):
@@ -118,25 +122,36 @@ def _neighbors(now):
 
 
 def _pairs(attention_mask, batch, past, time, keys, device):
-    """Which tokens each new token sees, itself and earlier ones, from a mask with a row for each: true or 0 where it does,
-    false or a very low number where not."""
+    """Which tokens each new token sees, itself and earlier ones, from a mask with a row for each: true or 0 where it
+    does, false or a very low number where not."""
     mask, shape = attention_mask, list(attention_mask.shape)
     if shape[0] not in (1, batch) or shape[1:] != [1, time, keys]:
         raise ValueError(f"attention_mask has shape {shape}, expected {[batch, 1, time, keys]}")
-    if mask.dtype != torch.bool:
+    if mask.is_floating_point():
         seen = mask == 0
-        if not torch.compiler.is_compiling() and not bool((seen | (mask < -1e4)).all()):
-            raise ValueError("attention_mask has four dimensions and a bias; it must be 0, or below -1e4 to mask a token")
+        biased = "attention_mask has four dimensions and a bias; it must be 0, or below -1e4 to mask a token"
+        require((seen | (mask < -1e4)).all(), biased)
         mask = seen
+    elif mask.dtype != torch.bool:
+        kind = str(mask.dtype).removeprefix("torch.")
+        raise ValueError(f"attention_mask has four dimensions and is {kind}; pass bool, true for tokens that are seen")
     pairs = mask[:, 0].to(device).expand(batch, time, keys)
     # The tokens before each that it sees, counted from 1 among the new ones.
     at = past + torch.arange(time, device=device)
     j = torch.arange(keys, device=device)
-    if not torch.compiler.is_compiling() and bool((pairs & (j > at[:, None])).any()):
-        raise ValueError("attention_mask lets a token see later ones, but FoX is causal; mask them")
+    later = "attention_mask lets a token see later ones, but FoX is causal; mask them"
+    require(~(pairs & (j > at[:, None])).any(), later)
     count = (j + 1) * (j < at[:, None])
     before = (count * pairs).amax(-1) - past
     return {"pairs": pairs, "before": before}
+
+
+def require(holds, words):
+    """An error unless `holds`, a tensor; a RuntimeError in compiled code, which raises when it runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds, words)
+    elif not bool(holds):
+        raise ValueError(words)
 
 
 def _changes(ids, step, batch, time):
@@ -177,10 +192,10 @@ def _masked(attention_mask, batch, past, time, device, compiling) -> Rows:
         if not padded:
             return rows
     now = seen[:, past:]
-    rows.shared |= {"mask": seen, "now": now, "seq_start": hidden if compiling else hidden.cpu()}
+    rows.shared.update(mask=seen, now=now, seq_start=hidden if compiling else hidden.cpu())
     if torn:
         keys = torch.argsort(seen.to(torch.int8), dim=1, stable=True)
-        rows.shared |= _neighbors(now)
+        rows.shared.update(_neighbors(now))
         rows.shared["moves"] = Moves(
             keys=keys,
             queries=(keys[:, past:] - past).clamp(min=0),

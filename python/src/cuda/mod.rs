@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_cuda::{Cuda, Gpu, Precision};
-use fox_tensor::Device;
+use fox_tensor::{DType, Device};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 
@@ -24,6 +24,13 @@ struct Session {
     gpu: Arc<Gpu>,
     narrow: Device,
     wide: Device,
+}
+
+impl Session {
+    /// The device that computes in f32 or bf16, and its type.
+    fn device(&self, wide: bool) -> (&Device, DType) {
+        if wide { (&self.wide, DType::F32) } else { (&self.narrow, DType::Bf16) }
+    }
 }
 
 /// Ordinal of the GPU, and the handle of its CUDA stream.

@@ -1,70 +1,44 @@
 //! Scans with states.
 
-use fox_tensor::{DType, Device, ScanExtras, ScanInputs, Tensor};
+use fox_tensor::{DType, ScanExtras};
 use pyo3::prelude::*;
 
 use super::{Session, StreamKey, fail, session};
 use crate::errors::exception;
-use crate::scan::{Options, scan_spec};
+use crate::scan::{Options, Tensors, scan_spec};
 
 /// Shapes of queries `[B, T, G, dk]` and values `[B, T, H, dv]`, whether the decay is per channel, whether f32.
 type ScanShape = ([usize; 4], [usize; 4], bool, bool);
 
-struct ScanTensors {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Option<Tensor>,
-    write: Option<Tensor>,
-    skip: Option<Tensor>,
-    state: Option<Tensor>,
-}
-
-impl ScanTensors {
-    /// q, k, v in f32 or bf16; log decay, write strength, skip and state in f32, 0 where absent.
-    ///
-    /// # Safety
-    /// The addresses must be those of contiguous tensors of these shapes.
-    unsafe fn new(
-        session: &Session,
-        device: &Device,
-        at: [u64; 7],
-        shape: &ScanShape,
-        states: usize,
-    ) -> PyResult<Self> {
-        let ([b, t, g, dk], [_, _, h, dv], by_channel, wide) = *shape;
-        let dtype = if wide { DType::F32 } else { DType::Bf16 };
-        let rows = b * t;
-        // SAFETY: the caller's promise.
-        let tensor = |address: u64, shape: &[usize], dtype: DType| unsafe {
-            session.gpu.tensor(device, address, shape, dtype).map_err(fail)
-        };
-        let maybe = |address: u64, shape: &[usize]| match address {
-            0 => Ok(None),
-            _ => tensor(address, shape, DType::F32).map(Some),
-        };
-        Ok(ScanTensors {
-            q: tensor(at[0], &[rows, g * dk], dtype)?,
-            k: tensor(at[1], &[rows, g * dk], dtype)?,
-            v: tensor(at[2], &[rows, h * dv], dtype)?,
-            decay: maybe(at[3], &[rows, if by_channel { h * dk } else { h }])?,
-            write: maybe(at[4], &[rows, h])?,
-            skip: maybe(at[5], &[h])?,
-            state: maybe(at[6], &[states, h * dk * dv])?,
-        })
-    }
-
-    fn inputs(&self) -> ScanInputs<'_> {
-        ScanInputs {
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
-            log_decay: self.decay.as_ref(),
-            write: self.write.as_ref(),
-            skip: self.skip.as_ref(),
-            state: self.state.as_ref(),
-        }
-    }
+/// q, k, v in f32 or bf16; log decay, write strength, skip and state in f32, 0 where absent.
+///
+/// # Safety
+/// The addresses must be those of contiguous tensors of these shapes.
+unsafe fn tensors(
+    session: &Session,
+    at: [u64; 7],
+    shape: &ScanShape,
+    states: usize,
+) -> PyResult<Tensors> {
+    let ([b, t, g, dk], [_, _, h, dv], by_channel, wide) = *shape;
+    let ((device, dtype), rows) = (session.device(wide), b * t);
+    // SAFETY: the caller's promise.
+    let tensor = |address: u64, shape: &[usize], dtype: DType| unsafe {
+        session.gpu.tensor(device, address, shape, dtype).map_err(fail)
+    };
+    let maybe = |address: u64, shape: &[usize]| match address {
+        0 => Ok(None),
+        _ => tensor(address, shape, DType::F32).map(Some),
+    };
+    Ok(Tensors {
+        q: tensor(at[0], &[rows, g * dk], dtype)?,
+        k: tensor(at[1], &[rows, g * dk], dtype)?,
+        v: tensor(at[2], &[rows, h * dv], dtype)?,
+        decay: maybe(at[3], &[rows, if by_channel { h * dk } else { h }])?,
+        write: maybe(at[4], &[rows, h])?,
+        skip: maybe(at[5], &[h])?,
+        state: maybe(at[6], &[states, h * dk * dv])?,
+    })
 }
 
 /// Queues a scan; results go to `o` `[B, T, H, dv]` and, if it is not 0, the last states `[segments, H, dk, dv]`, f32.
@@ -79,13 +53,12 @@ pub fn cuda_scan_forward(
 ) -> PyResult<()> {
     py.detach(|| {
         let session = session(place)?;
-        let device = if shape.3 { &session.wide } else { &session.narrow };
-        let dtype = if shape.3 { DType::F32 } else { DType::Bf16 };
+        let (device, dtype) = session.device(shape.3);
         let spec = scan_spec(shape.0, shape.1, &options)?;
         let keep = ScanExtras { state: results[1] != 0, backward: false };
         // SAFETY: the package passes tensors of these sizes; PyTorch reuses memory in the order of the stream.
         unsafe {
-            let tensors = ScanTensors::new(&session, device, at, &shape, spec.segments.len())?;
+            let tensors = tensors(&session, at, &shape, spec.segments.len())?;
             let backend = device.backend();
             let out = backend.scan_fwd(&tensors.inputs(), &spec, keep).map_err(exception)?;
             session.gpu.copy_to(&out.o, results[0], dtype).map_err(exception)?;
@@ -113,13 +86,12 @@ pub fn cuda_scan_backward(
 ) -> PyResult<()> {
     py.detach(|| {
         let session = session(place)?;
-        let device = if shape.3 { &session.wide } else { &session.narrow };
-        let dtype = if shape.3 { DType::F32 } else { DType::Bf16 };
+        let (device, dtype) = session.device(shape.3);
         let spec = scan_spec(shape.0, shape.1, &options)?;
         let [b, t, h, dv] = shape.1;
         // SAFETY: as in the forward.
         unsafe {
-            let tensors = ScanTensors::new(&session, device, at, &shape, spec.segments.len())?;
+            let tensors = tensors(&session, at, &shape, spec.segments.len())?;
             let d_out =
                 session.gpu.tensor(device, given[0], [b * t, h * dv], dtype).map_err(fail)?;
             let states = [spec.segments.len(), spec.state_len()];

@@ -21,10 +21,7 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(session: &'a Session, (q, k, wide): Shape, options: &Options) -> PyResult<Self> {
-        let (device, dtype) = match wide {
-            true => (&session.wide, DType::F32),
-            false => (&session.narrow, DType::Bf16),
-        };
+        let (device, dtype) = session.device(wide);
         Ok(Call { session, device, dtype, rows: q[0] * q[1], spec: spec(q, k, options)? })
     }
 
