@@ -6,11 +6,18 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{complaint, dump, small_model, succeed, text};
+use common::{dump, fox, refused, small_model, succeed, text};
 use fox_data::{SyntheticTokenizer, Tokenizer};
 use fox_model::{Model, WriteOptions};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
+
+/// The error message of a command that fails with code 1.
+fn complaint(args: &[&str]) -> String {
+    let output = fox(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    refused(&output)
+}
 
 /// A folder with a small untrained model of the embedded corpus.
 fn checkpoint() -> (TempDir, PathBuf) {
