@@ -45,13 +45,13 @@ fn check(
     source: Source,
     defines: &[String],
     budgets: &[Budget],
+    repeat: usize,
 ) -> Option<String> {
     let name = format!("{architecture} {} {}", source.name, defines.join(" "));
     let compiled = match compile(source, architecture, defines) {
         Ok(compiled) => compiled,
         Err(e) => return Some(format!("{name}: {e}")),
     };
-    let repeat = std::env::var("FOX_COMPILE_REPEAT").map_or(0, |n| n.parse().unwrap());
     for _ in 0..repeat {
         match compile(source, architecture, defines) {
             Ok(again) if again.cubin == compiled.cubin => {}
@@ -89,6 +89,7 @@ fn kernels_compile_within_register_budget() {
     };
     let only = std::env::var("FOX_COMPILE_ONLY").unwrap_or_default();
     let all = std::env::var_os("FOX_COMPILE_ALL").is_some();
+    let repeat = std::env::var("FOX_COMPILE_REPEAT").map_or(0, |n| n.parse().unwrap());
     let mut builds = Vec::new();
     let mut counts = BTreeMap::new();
     let capabilities = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)];
@@ -114,7 +115,7 @@ fn kernels_compile_within_register_budget() {
     let work = || {
         let mut failures = Vec::new();
         while let Some((arch, source, defines)) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
-            failures.extend(check(arch, *source, defines, &budgets.budget));
+            failures.extend(check(arch, *source, defines, &budgets.budget, repeat));
         }
         failures
     };

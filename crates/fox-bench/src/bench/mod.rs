@@ -97,12 +97,9 @@ impl Candidates {
         if device.backend().kind() != DeviceKind::Cuda {
             bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
         }
-        for candidate in self.list.iter().filter(|c| c.op() != op) {
-            bail!(
-                "--candidates: `{}` is a kernel of {}, but this measures {op}",
-                candidate.name(),
-                candidate.op()
-            );
+        if let Some(other) = self.list.iter().find(|candidate| candidate.op() != op) {
+            let (name, measured) = (other.name(), other.op());
+            bail!("--candidates: `{name}` is a kernel of {measured}, but this measures {op}");
         }
         Ok(())
     }
