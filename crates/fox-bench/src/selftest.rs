@@ -90,8 +90,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (mut passed, mut log) = (true, Log::new(args.json));
     for device in args.device.open_poisoned()? {
         log.line(&device.backend().description())?;
+        let caps = device.backend().caps();
         if args.candidates && device.backend().kind() != DeviceKind::Cuda {
             bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
+        }
+        if args.candidates && caps.activation_type != DType::Bf16 {
+            bail!("--candidates are kernels for bf16; use --precision bf16");
         }
         if cases {
             passed &= check_cases(args, &device, None, &mut log)?;
@@ -118,12 +122,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if wrong {
             passed &= check_wrong_operands(&device, &mut log)?;
         }
-        if device.backend().caps().activation_type == DType::F32 {
+        if caps.activation_type == DType::F32 {
             passed &= check_dumps(args, &device, &mut log)?;
         }
         // Last: one that fails badly ends the use of the GPU.
-        let caps = device.backend().caps();
-        if args.candidates && caps.activation_type == DType::Bf16 {
+        if args.candidates {
             for candidate in Candidate::ALL {
                 passed &= check_candidate(args, &device, candidate, &mut log)?;
             }

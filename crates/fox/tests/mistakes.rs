@@ -257,6 +257,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
         REFUSED,
         "kernels of NVIDIA GPUs; use --device cuda",
     ),
+    ("selftest --device cpu --candidates", REFUSED, "kernels of NVIDIA GPUs; use --device cuda"),
     ("bench attention --candidates nosuch", USAGE, "`nosuch` is none of the candidates"),
     ("reproduce --out new --scale nosuch", REFUSED, "choose from laptop, minutes, small, 125m"),
     ("reproduce", USAGE, "--out"),
