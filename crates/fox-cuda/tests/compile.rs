@@ -1,9 +1,9 @@
 //! Every kernel compiles for every supported architecture within its budget of registers and spills (`budget.toml`).
 //! Needs NVRTC but no GPU; skipped without it.
 //!
-//! `FOX_COMPILE_ONLY=scan_delta` selects the sources whose name contains `scan_delta` and prints registers and spills.
-//! Without `FOX_COMPILE_ALL=1`, which compiles all variants for five architectures, these are sm_80 (one variant per source
-//! and head dim), sm_90a and sm_120 (one per source). `FOX_COMPILE_REPEAT=3` compiles every variant three more times and
+//! `FOX_COMPILE_ONLY=scan_delta` selects the sources whose name contains `scan_delta` and prints registers and spills;
+//! `FOX_COMPILE_ALL=1` compiles all variants for every architecture instead of one per source for sm_89, sm_100 and
+//! sm_120, and one per source and head dim for sm_80. `FOX_COMPILE_REPEAT=3` compiles every variant three more times and
 //! fails where the machine code differs: some versions of NVRTC are not deterministic (`NOTES.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,28 +81,22 @@ fn kernels_compile_within_register_budget() {
         return;
     }
     let budgets: Budgets = toml::from_str(include_str!("../budget.toml")).unwrap();
-    // Those without gates, windows and masks differ in the mask alone: of the Hopper kernels one of them at a time, at one
-    // head dim, of the others none.
-    let masks = |defines: &[String]| {
-        let has = |d: &&str| defines.iter().any(|x| x == d);
-        ["GATES=0", "MASK=1", "WINDOW=1"].iter().filter(|d| has(d)).count()
+    // All variants of the Hopper kernels; of the others those without gates, windows and masks are skipped, which only
+    // differ in the mask.
+    let usual = |defines: &[String]| {
+        let has = |d: &str| defines.iter().any(|x| x == d);
+        !has("GATES=0") && !has("MASK=1") && !has("WINDOW=1")
     };
     let only = std::env::var("FOX_COMPILE_ONLY").unwrap_or_default();
     let all = std::env::var_os("FOX_COMPILE_ALL").is_some();
     let repeat = std::env::var("FOX_COMPILE_REPEAT").map_or(0, |n| n.parse().unwrap());
     let mut builds = Vec::new();
     let mut counts = BTreeMap::new();
-    let mut capabilities = vec![(8, 0), (9, 0), (12, 0)];
-    capabilities.extend(if all { &[(8, 9), (10, 0)][..] } else { &[] });
-    for capability in capabilities.iter().map(|&(major, minor)| ComputeCapability { major, minor })
-    {
+    let capabilities = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)];
+    for capability in capabilities.map(|(major, minor)| ComputeCapability { major, minor }) {
         let (architecture, generation) = (capability.target(), capability.generation());
         let mut variants = variants(generation);
-        variants.retain(|(source, defines)| {
-            let hopper = source.name.ends_with("sm90");
-            let one = hopper && defines.iter().any(|define| define == "HEAD_DIM=64");
-            masks(defines) <= if all && hopper { 3 } else { usize::from(one) }
-        });
+        variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
         variants.retain(|(source, _)| source.name.contains(&only));
         // Of the others one variant per source, on Ampere one per head dim: the code is Hopper's, without its own kernels.
         if !all && generation != Generation::Hopper {
