@@ -7,13 +7,15 @@
 //! ```text
 //! row       of every sequence, which reserves its next page if it has none for the token
 //! begin     starts the step; advance counts the token of each sequence
-//! finish    waits for the sampled tokens; seal_page where advance has reported the end of a page
+//! finish    waits for the sampled tokens; seal_page where a row has ended a page
 //! ```
+//!
+//! The next step may begin before the last one is finished.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_tensor::{
-    DecodeRow, Device, LayerPast, PAGE, PagedKeys, SampledToken, SlotDecoder, TokenDraw,
+    DecodeRow, Device, FinishedStep, LayerPast, PAGE, PagedKeys, RowToken, SlotDecoder, TokenDraw,
 };
 
 use crate::cache::{Cache, Usage};
@@ -85,12 +87,17 @@ impl Slots {
 
     /// Reserves the next page if the next token needs one; whether it did.
     pub fn reserve(&mut self, sequence: &mut SlotSequence) -> Result<bool> {
-        let is_full = sequence.is_full();
-        if is_full {
+        self.reserve_ahead(sequence, 1)
+    }
+
+    /// Reserves the next page if the next `tokens` tokens, at most a page, need one; whether it did.
+    pub fn reserve_ahead(&mut self, sequence: &mut SlotSequence, tokens: usize) -> Result<bool> {
+        let is_short = sequence.room - sequence.len < tokens;
+        if is_short {
             sequence.reserve_page()?;
             self.decoder.update_pages(sequence.slot.index, &mut sequence.pages_mut())?;
         }
-        Ok(is_full)
+        Ok(is_short)
     }
 
     /// The row of the next step that feeds `token` to a sequence.
@@ -100,7 +107,7 @@ impl Slots {
     pub fn row(
         &mut self,
         sequence: &mut SlotSequence,
-        token: i32,
+        token: RowToken,
         draw: Option<TokenDraw>,
     ) -> Result<DecodeRow> {
         if !Arc::ptr_eq(&sequence.slot.free.0, &self.free.0) {
@@ -115,20 +122,14 @@ impl Slots {
         Ok(self.decoder.begin(rows)?)
     }
 
-    /// Waits for the step that was begun; the next token of each row.
-    pub fn finish(&mut self) -> Result<Vec<SampledToken>> {
+    /// Waits for the oldest unfinished step.
+    pub fn finish(&mut self) -> Result<FinishedStep> {
         Ok(self.decoder.finish()?)
     }
 
-    /// Logits `[V]` of a row of the last step.
+    /// Logits `[V]` of a row of the step that was begun last.
     pub fn logits(&mut self, row: usize) -> Result<Vec<f32>> {
         Ok(self.decoder.logits(row)?)
-    }
-
-    /// Takes over the sums of the log gates at the end of a page of a sequence, and evicts its forgotten pages.
-    pub fn seal_page(&mut self, sequence: &mut SlotSequence) -> Result<()> {
-        sequence.seal_page(&self.decoder.gate_sums(sequence.slot.index)?);
-        Ok(())
     }
 }
 
@@ -162,7 +163,6 @@ impl SlotSequence {
         let layers = layers.into_iter().map(paged).collect::<Result<_>>()?;
         let mut sequence = SlotSequence { slot, device, len, room: len, layers };
         sequence.reserve_page()?;
-        sequence.room = (len + 1).next_multiple_of(PAGE);
         Ok(sequence)
     }
 
@@ -186,32 +186,26 @@ impl SlotSequence {
         self.len == 0
     }
 
-    /// Whether the next token needs another page first.
-    pub fn is_full(&self) -> bool {
-        self.len == self.room
-    }
-
     /// Reserves the next page of every layer and head.
     pub fn reserve_page(&mut self) -> Result<()> {
         for layer in &mut self.layers {
-            layer.reserve_one(&[self.len], &self.device)?;
+            layer.reserve_one(&[self.room], &self.device)?;
         }
-        self.room += PAGE;
+        self.room = (self.room + 1).next_multiple_of(PAGE);
         Ok(())
     }
 
-    /// Counts the token that a step has fed to the slot; whether it was the last of a page.
-    pub fn advance(&mut self) -> bool {
+    /// Counts the token that a step feeds to the slot.
+    pub fn advance(&mut self) {
         self.len += 1;
-        self.len.is_multiple_of(PAGE)
     }
 
-    /// Takes over the sums of the log gates `[layers][H]` at the end of a page, and evicts forgotten pages.
+    /// Takes over the sums of the log gates `[layers][H]` at the end of the last full page, and evicts forgotten pages.
     pub fn seal_page(&mut self, sums: &[f64]) {
-        let mut rest = sums;
+        let (mut rest, end) = (sums, self.len / PAGE * PAGE);
         for layer in &mut self.layers {
             let (own, others) = rest.split_at(layer.gated_heads().min(rest.len()));
-            layer.seal_page(self.len, own);
+            layer.seal_page(end, own);
             rest = others;
         }
     }

@@ -11,36 +11,53 @@ use crate::{Error, Gpu, Result};
 /// Bytes of the page-locked staging buffer; smaller downloads go through it.
 const STAGING: usize = 4 << 20;
 
-/// Page-locked memory, allocated when it is first needed.
-#[derive(Default)]
-pub(crate) struct Staging(Option<ptr::NonNull<u8>>);
+/// Page-locked memory of the host: the device copies to it without help from the driver.
+pub(crate) struct PageLocked {
+    start: ptr::NonNull<u8>,
+    len: usize,
+}
 
-impl Staging {
-    fn slice(&mut self) -> Result<&mut [u8]> {
-        let start = match self.0 {
-            Some(start) => start,
-            None => {
-                // SAFETY: a context is current; freed in `drop`.
-                let start = unsafe { result::malloc_host(STAGING, 0) }
-                    .map_err(|e| Error::driver("cuMemHostAlloc", e))?;
-                let start = ptr::NonNull::new(start.cast())
-                    .ok_or_else(|| Error::driver("cuMemHostAlloc", "no memory"))?;
-                // SAFETY: all of it was just allocated.
-                unsafe { start.write_bytes(0, STAGING) };
-                *self.0.insert(start)
-            }
-        };
-        // SAFETY: allocated and initialised above, and borrowed as long as `self`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), STAGING) })
+// SAFETY: the memory belongs to the value alone, and may be freed from any thread.
+unsafe impl Send for PageLocked {}
+
+impl PageLocked {
+    /// `len` bytes of 0; the GPU's context must be current.
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        // SAFETY: a context is current; freed in `drop`.
+        let start = unsafe { result::malloc_host(len, 0) }
+            .map_err(|e| Error::driver("cuMemHostAlloc", e))?;
+        let start = ptr::NonNull::new(start.cast())
+            .ok_or_else(|| Error::driver("cuMemHostAlloc", "no memory"))?;
+        // SAFETY: all of it was just allocated.
+        unsafe { start.write_bytes(0, len) };
+        Ok(PageLocked { start, len })
+    }
+
+    /// All of it; the device must not be writing to it.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: allocated and initialised in `new`, and borrowed as long as `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Staging {
+impl Drop for PageLocked {
     fn drop(&mut self) {
-        if let Some(start) = self.0 {
-            // SAFETY: allocated by `slice`, freed once.
-            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
-        }
+        // SAFETY: allocated in `new`, freed once.
+        let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+    }
+}
+
+/// Page-locked memory for downloads, allocated when it is first needed.
+#[derive(Default)]
+pub(crate) struct Staging(Option<PageLocked>);
+
+impl Staging {
+    fn slice(&mut self) -> Result<&mut [u8]> {
+        let memory = match self.0.take() {
+            Some(memory) => memory,
+            None => PageLocked::new(STAGING)?,
+        };
+        Ok(self.0.insert(memory).bytes())
     }
 }
 
@@ -76,7 +93,6 @@ impl Gpu {
     pub(crate) unsafe fn read<T: Element>(&self, address: u64, values: &mut [T]) -> Result<()> {
         self.bind()?;
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        // Page-locked memory: the device copies without help from the driver.
         let pinned = staging.slice()?;
         for (n, part) in bytemuck::cast_slice_mut::<T, u8>(values).chunks_mut(STAGING).enumerate() {
             let from = address + (n * STAGING) as u64;
@@ -118,7 +134,6 @@ impl Gpu {
                 .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
             return self.synchronize();
         }
-        // Page-locked memory: the device copies without help from the driver.
         let pinned = staging.slice()?;
         // SAFETY: as above; the staging memory is locked until the values were taken out of it.
         unsafe { result::memcpy_dtoh_async(&mut pinned[..bytes], buffer.address(), self.stream()) }

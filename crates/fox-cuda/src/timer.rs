@@ -39,6 +39,13 @@ impl Event {
             .map_err(|e| Error::driver("cuStreamWaitEvent", e))
     }
 
+    /// Waits on the host until the stream has reached the event.
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { result::event::synchronize(self.0) }
+            .map_err(|e| Error::driver("cuEventSynchronize", e))
+    }
+
     pub(crate) fn milliseconds_to(&self, end: &Event) -> Result<f32> {
         // SAFETY: the events are live and were recorded on streams of one GPU.
         unsafe { result::event::elapsed(self.0, end.0) }

@@ -124,6 +124,10 @@ impl Scheduler {
             if budget.make_room(exact, 0, || self.prefixes.evict_one()) {
                 return false;
             }
+            // What an unfinished step samples belongs to requests that are preempted.
+            if self.finish_step() {
+                continue;
+            }
             let alone = self.running.iter().filter(|r| r.cache.is_some()).count() == 1;
             let youngest = self.running.iter().rposition(|r| r.cache.is_some());
             let Some(at) = youngest else { return false };

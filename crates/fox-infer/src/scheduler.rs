@@ -183,10 +183,6 @@ impl Scheduler {
             if decodes { self.step_times.prompt_tokens(self.options.step_tokens) } else { 0 };
         let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
         let chunks = self.order.select(&mut unread, self.limits.prefill_chunk, budget);
-        if !chunks.is_empty() {
-            // Decoded tokens are reported before the prefill.
-            self.running.iter_mut().for_each(Sequence::report);
-        }
         for at in chunks {
             self.pages_changed = true;
             let start = Instant::now();
@@ -227,7 +223,7 @@ impl Scheduler {
         let logits = match result {
             Ok(logits) => logits,
             Err(error) => {
-                r.ended = Some(FinishReason::Failed(error.to_string()));
+                r.fail(error.to_string());
                 return end - first;
             }
         };
@@ -291,29 +287,64 @@ impl Scheduler {
             return;
         }
         let is_roomy = self.make_room_for_step(|r| r.next().is_some());
+        match self.resident.is_some() {
+            true => self.decode_in_slots(is_roomy),
+            false => self.decode_gathered(),
+        }
+        self.step_times.decoded(start.elapsed());
+    }
+
+    /// Begins the next step in slots and finishes the one before it. With `is_roomy`, pages are reserved ahead.
+    fn decode_in_slots(&mut self, is_roomy: bool) {
+        let Some(resident) = &mut self.resident else { return };
+        let takes_part = |r: &&mut Sequence| r.input().is_some();
+        let mut group: Vec<&mut Sequence> = self.running.iter_mut().filter(takes_part).collect();
+        let begins = !group.is_empty();
+        if begins {
+            self.stats.steps += 1;
+            let begun = resident.begin(&mut group).and_then(|entered| {
+                Ok(entered | (is_roomy && resident.reserve_ahead(&mut group)?))
+            });
+            match begun {
+                Ok(changed) => self.pages_changed |= changed,
+                Err(error) => fail(&mut group, &error),
+            }
+        }
+        let waits = |resident: &Resident| {
+            resident.unfinished() > usize::from(begins) || resident.needs_logits()
+        };
+        while self.resident.as_ref().is_some_and(waits) {
+            self.finish_step();
+        }
+    }
+
+    /// Finishes the oldest unfinished step in slots; whether there was one.
+    pub(crate) fn finish_step(&mut self) -> bool {
+        let Some(resident) = &mut self.resident else { return false };
+        if resident.unfinished() == 0 {
+            return false;
+        }
+        // An error has ended the requests of the step.
+        let (next, evicted) = resident.finish(&mut self.running).unwrap_or_default();
+        self.pages_changed |= evicted;
+        let mut next = next.into_iter().peekable();
+        let running = self.running.iter_mut().enumerate();
+        let stepped = running.filter_map(|(at, r)| Some((r, next.next_if(|(n, _)| *n == at)?.1)));
+        let (logits, chosen): (Vec<_>, Vec<_>) =
+            stepped.partition(|(_, next)| matches!(next, Next::Logits(_)));
+        // Only sampling from logits is worth a parallel task.
+        let take = |(r, next): (&mut Sequence, Next)| r.ended.is_none() && r.stepped_to(&next);
+        let taken = chosen.into_iter().map(take).filter(|taken| *taken).count()
+            + logits.into_par_iter().map(take).filter(|taken| *taken).count();
+        self.stats.generated_tokens += taken as u64;
+        true
+    }
+
+    /// A step that gathers the states of its sequences.
+    fn decode_gathered(&mut self) {
         let ready = |r: &&mut Sequence| r.next().is_some();
         let mut ready: Vec<&mut Sequence> = self.running.iter_mut().filter(ready).collect();
         if ready.is_empty() {
-            return;
-        }
-        if let Some(resident) = &mut self.resident {
-            self.stats.steps += 1;
-            match resident.step(&mut ready, is_roomy) {
-                Ok(stepped) => {
-                    self.pages_changed |= stepped.pages_changed;
-                    let (logits, chosen): (Vec<_>, Vec<_>) = ready
-                        .iter_mut()
-                        .zip(&stepped.next)
-                        .partition(|(_, next)| matches!(next, Next::Logits(_)));
-                    // Only sampling from logits is worth a parallel task.
-                    let take = |(r, next): (&mut &mut Sequence, &Next)| r.stepped_to(next);
-                    let taken = chosen.into_iter().map(take).filter(|taken| *taken).count()
-                        + logits.into_par_iter().map(take).filter(|taken| *taken).count();
-                    self.stats.generated_tokens += taken as u64;
-                }
-                Err(error) => fail(&mut ready, &error),
-            }
-            self.step_times.decoded(start.elapsed());
             return;
         }
         // A larger batch would use another kernel, with another reduction order.
@@ -331,7 +362,6 @@ impl Scheduler {
             }
         }
         self.pages_changed = true;
-        self.step_times.decoded(start.elapsed());
     }
 
     /// Reports and removes requests that have ended.
@@ -379,7 +409,5 @@ impl Scheduler {
 
 /// Ends the requests of a failed step.
 fn fail(group: &mut [&mut Sequence], error: &fox_model::Error) {
-    for r in group {
-        r.ended = Some(FinishReason::Failed(error.to_string()));
-    }
+    group.iter_mut().for_each(|r| r.fail(error.to_string()));
 }

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fox_cache::{Cache, SequenceState};
-use fox_tensor::{PAGE, SampledToken, TokenDraw};
+use fox_tensor::{PAGE, RowToken, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
+use crate::resident::StepRow;
 use crate::sampler::{Sampler, broken_logits};
 use crate::scores::score;
 use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
@@ -36,10 +37,10 @@ pub(crate) struct Sequence {
     pub read: usize,
     /// Tokens sampled so far.
     answer: Vec<i32>,
-    /// Tokens of `answer` in the cache.
+    /// Tokens of `answer` that finished steps have fed to the cache.
     fed: usize,
-    /// Tokens sampled on the device and not reported yet; see [`Sequence::report`].
-    pending: Vec<ScoredToken>,
+    /// Its row in the unfinished step in slots that was begun last.
+    pub row: Option<StepRow>,
     usage: Usage,
     started: Instant,
     prefilled: Option<Instant>,
@@ -65,7 +66,7 @@ impl Sequence {
             read: 0,
             answer: Vec::new(),
             fed: 0,
-            pending: Vec::new(),
+            row: None,
             usage,
             started,
             prefilled: None,
@@ -89,7 +90,6 @@ impl Sequence {
     /// Frees the cache. After the request is resumed, the prompt is prefilled again and the answer's tokens are fed one by
     /// one, as in the first pass, so that the bits are the same.
     pub fn preempt(&mut self) {
-        self.report();
         self.cache = None;
         (self.read, self.fed) = (0, 0);
     }
@@ -102,10 +102,21 @@ impl Sequence {
         }
     }
 
-    /// The input token of the next decode step, once the prompt is complete.
+    /// The input token of the decode step to be finished next, once the prompt is complete.
     pub fn next(&self) -> Option<i32> {
         let ready = self.ended.is_none() && self.read == self.prompt().len();
         self.answer.get(self.fed).copied().filter(|_| ready)
+    }
+
+    /// The input of the decode step to begin next; `None` also when the unfinished step is the last one.
+    pub fn input(&self) -> Option<RowToken> {
+        let Some(StepRow { row, .. }) = self.row else { return self.next().map(RowToken::Id) };
+        match self.answer.get(self.fed + 1) {
+            _ if self.ended.is_some() => None,
+            Some(id) => Some(RowToken::Id(*id)),
+            None => (self.answer.len() + 1 < self.queued.request.max_tokens)
+                .then_some(RowToken::Sampled(row)),
+        }
     }
 
     /// Whether sampling needs the logits on the host.
@@ -113,10 +124,10 @@ impl Sequence {
         !self.sampler.is_plain() || self.queued.request.top_logprobs > 0
     }
 
-    /// Sampling parameters for the device, if it samples the next token.
+    /// Sampling parameters for the device, if it samples the token of the step to begin next.
     pub fn draw(&mut self) -> Option<TokenDraw> {
         // A step that repeats an earlier one samples nothing.
-        let repeats = self.fed + 1 < self.answer.len();
+        let repeats = self.fed + usize::from(self.row.is_some()) + 1 < self.answer.len();
         if repeats || self.needs_logits() { None } else { self.sampler.draw_on_device() }
     }
 
@@ -126,7 +137,7 @@ impl Sequence {
         self.take(logits)
     }
 
-    /// As [`Sequence::stepped`] for a step on the device. The token is reported while the next step runs.
+    /// As [`Sequence::stepped`] for a step in slots.
     pub fn stepped_to(&mut self, next: &Next) -> bool {
         match next {
             Next::Logits(logits) => self.stepped(logits),
@@ -138,11 +149,9 @@ impl Sequence {
         }
     }
 
-    /// Reports pending tokens.
-    pub fn report(&mut self) {
-        for scored in self.pending.drain(..) {
-            (self.queued.sink)(Event::Token(scored));
-        }
+    /// Ends the request with an error.
+    pub fn fail(&mut self, message: String) {
+        self.ended = Some(FinishReason::Failed(message));
     }
 
     /// Upper bound on the tokens of prompt and answer.
@@ -184,12 +193,10 @@ impl Sequence {
     pub fn take(&mut self, logits: &[f32]) -> bool {
         let top_logprobs = self.queued.request.top_logprobs;
         let choose = |sampler: &mut Sampler| sampler.sample(logits);
-        let taken = self.take_chosen(choose, |id| score(logits, id, top_logprobs));
-        self.report();
-        taken
+        self.take_chosen(choose, |id| score(logits, id, top_logprobs))
     }
 
-    /// As [`Sequence::take`], with a function that samples and one that scores; the token stays pending.
+    /// As [`Sequence::take`], with a function that samples and one that scores.
     fn take_chosen(
         &mut self,
         choose: impl FnOnce(&mut Sampler) -> Result<i32, FinishReason>,
@@ -218,8 +225,8 @@ impl Sequence {
                 return false;
             }
         }
-        self.pending.push(scored(id));
         self.answer.push(id);
+        (self.queued.sink)(Event::Token(scored(id)));
         if self.sampler.is_complete() {
             self.ended = Some(FinishReason::Stop);
         }
@@ -231,7 +238,6 @@ impl Sequence {
 
     /// Reports the end of the request.
     pub fn finish(mut self) {
-        self.report();
         let Some(reason) = self.ended.take() else { return };
         let seconds = |from: Instant, to: Instant| (to - from).as_secs_f64();
         let now = Instant::now();

@@ -79,6 +79,38 @@ fn slots_give_what_gathered_steps_give() {
     }
 }
 
+/// Without requests that need logits, every step begins before the one before is finished, also those of sequences that
+/// end with it.
+#[test]
+fn steps_begun_ahead_give_what_gathered_steps_give() {
+    let (slots, gathered) = (
+        Engine::start(model("fox_pro"), options(true)).unwrap(),
+        Engine::start(model("fox_pro"), options(false)).unwrap(),
+    );
+    let plain = |r: Request| Request { top_logprobs: 0, ..r };
+    let mut pairs = Vec::new();
+    for (n, request) in requests().into_iter().map(plain).enumerate() {
+        let (_, tokens, _) = read(gathered.submit(request.clone()).unwrap());
+        // Every other request ends at a token in the middle.
+        let stop = tokens[tokens.len() / 2].id;
+        let stop_ids = if n % 2 == 0 { vec![stop] } else { Vec::new() };
+        let request = Request { stop_ids, ..request };
+        let (_, want, _) = read(gathered.submit(request.clone()).unwrap());
+        assert_eq!(want.len() < tokens.len(), n % 2 == 0, "request {n}");
+        pairs.push((request, want));
+    }
+    // Sequences enter slots that others have left in the same step.
+    let answers: Vec<_> = (0..3)
+        .flat_map(|_| &pairs)
+        .map(|(request, want)| (slots.submit(request.clone()).unwrap(), want))
+        .collect();
+    for (n, (answer, want)) in answers.into_iter().enumerate() {
+        let (_, tokens, finished) = read(answer);
+        assert_eq!(tokens.len(), finished.usage.generated_tokens);
+        assert_close(&tokens, want, &format!("request {n}"));
+    }
+}
+
 #[test]
 fn slot_decoding_is_batch_invariant() {
     let engine = || Engine::start(model("fox_pro"), options(true)).unwrap();

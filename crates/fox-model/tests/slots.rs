@@ -3,7 +3,7 @@
 
 use fox_cache::Slots;
 use fox_model::{ForwardOptions, Model, ModelConfig};
-use fox_tensor::{DecodeRow, Device, Rope, RopeScaling, Segments, Tape};
+use fox_tensor::{DecodeRow, Device, Rope, RopeScaling, RowToken, Segments, Tape};
 
 const VOCAB: usize = 23;
 
@@ -35,15 +35,14 @@ fn slot_error(model: &Model, prompt: usize, steps: usize, log_tolerance: Option<
     let mut sequence = slots.enter(cache).unwrap();
     let mut worst = 0.0f64;
     for position in prompt..prompt + steps {
-        let row = slots.row(&mut sequence, ids[position], None).unwrap();
+        let row = slots.row(&mut sequence, RowToken::Id(ids[position]), None).unwrap();
         slots.begin(&[row]).unwrap();
-        slots.finish().unwrap();
+        sequence.advance();
+        let ends = slots.finish().unwrap().page_ends;
         for (got, want) in slots.logits(0).unwrap().iter().zip(&want[position * VOCAB..]) {
             worst = worst.max((f64::from(*got) - want).abs());
         }
-        if sequence.advance() {
-            slots.seal_page(&mut sequence).unwrap();
-        }
+        ends.iter().for_each(|(_, sums)| sequence.seal_page(sums));
     }
     worst
 }
@@ -99,7 +98,7 @@ fn slots_reject_wrong_rows() {
     let model = model(ModelConfig::fox_llama(32, 1, 2));
     let policy = model.page_policy(None, 64).unwrap();
     let mut slots = model.open_slots(2, 64, &policy).unwrap().unwrap();
-    let row = |slot| DecodeRow { slot, token: 0, position: 0, draw: None };
+    let row = |slot| DecodeRow { slot, token: RowToken::Id(0), position: 0, draw: None };
     let error = |slots: &mut Slots, rows: &[DecodeRow]| slots.begin(rows).unwrap_err().to_string();
     assert!(error(&mut slots, &[row(2)]).ends_with("slot 2 is out of range (2 slots)"));
     assert!(error(&mut slots, &[row(1), row(1)]).ends_with("two rows for slot 1"));
@@ -107,6 +106,6 @@ fn slots_reject_wrong_rows() {
     assert!(slots.logits(9).is_err());
     let mut own = slots.enter(model.new_paged_cache(&policy).unwrap()).unwrap();
     let mut others = model.open_slots(1, 64, &policy).unwrap().unwrap();
-    let error = others.row(&mut own, 0, None).unwrap_err();
+    let error = others.row(&mut own, RowToken::Id(0), None).unwrap_err();
     assert_eq!(error.to_string(), "the sequence is in a slot of another model");
 }

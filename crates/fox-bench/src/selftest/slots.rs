@@ -5,7 +5,7 @@ use fox_cache::{SequenceState, SlotSequence, Slots};
 use fox_cuda::Candidate;
 use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, Device, DeviceKind, Segments, Tape, TokenDraw};
+use fox_tensor::{DType, Device, DeviceKind, FinishedStep, RowToken, Segments, Tape, TokenDraw};
 use serde_json::json;
 
 use super::decoding::{VOCAB, model_of, with_sinks};
@@ -149,7 +149,7 @@ pub(super) fn check_steps(
             "name": case.name, "candidate": candidate.map(Candidate::name), "error": checked.error,
             "tolerance": Checked::tolerance(device),
             "steps": case.steps, "steps_that_depend_on_the_batch": checked.differences,
-            "wrong_tokens": checked.wrong_tokens,
+            "wrong_tokens": checked.wrong_tokens, "steps_that_differ_when_begun_ahead": checked.ahead,
         });
         let with = candidate.map_or(String::new(), |c| format!("  {}:", c.name()));
         let text = with + &checked.describe(&case, device);
@@ -256,6 +256,8 @@ struct Checked {
     differences: usize,
     /// Steps whose token differs from the oracle's for the same logits.
     wrong_tokens: usize,
+    /// Steps with other results when they begin before the one before is finished.
+    ahead: usize,
 }
 
 impl Checked {
@@ -267,15 +269,16 @@ impl Checked {
     }
 
     fn passed(&self, device: &Device) -> bool {
-        self.error <= Self::tolerance(device) && self.differences + self.wrong_tokens == 0
+        self.error <= Self::tolerance(device)
+            && self.differences + self.wrong_tokens + self.ahead == 0
     }
 
     fn describe(&self, case: &SlotCase, device: &Device) -> String {
         let verdict = if self.passed(device) { "" } else { "FAIL " };
         format!(
-            "  {verdict}{}: error {:.1e} against a forward pass; of {} steps, {} depend on the batch and {} sample a \
-             wrong token\n",
-            case.name, self.error, case.steps, self.differences, self.wrong_tokens
+            "  {verdict}{}: error {:.1e} against a forward pass; of {} steps, {} depend on the batch, {} sample a wrong \
+             token and {} differ when begun ahead\n",
+            case.name, self.error, case.steps, self.differences, self.wrong_tokens, self.ahead
         )
     }
 }
@@ -307,7 +310,9 @@ fn check_model(model: &Model, case: &SlotCase) -> Result<Option<Checked>> {
         let steps = got.chunks(VOCAB).zip(other.chunks(VOCAB));
         differences += steps.filter(|(a, b)| bits(a) != bits(b)).count();
     }
-    Ok(Some(Checked { error, differences, wrong_tokens }))
+    let [in_turn, ahead] = [false, true].map(|ahead| checker.generate(&ids[..prompt], ahead));
+    let ahead = in_turn?.iter().zip(ahead?).filter(|(a, b)| **a != *b).count();
+    Ok(Some(Checked { error, differences, wrong_tokens, ahead }))
 }
 
 /// Sampling parameters of a step: greedy, each filter alone, and all together.
@@ -374,14 +379,15 @@ impl Checker<'_> {
             let mut rows = Vec::with_capacity(count);
             for (_, ids, sequence) in &mut sequences {
                 let token = ids[sequence.len()];
-                rows.push(self.slots.row(sequence, token, draw(step))?);
+                rows.push(self.slots.row(sequence, RowToken::Id(token), draw(step))?);
             }
             self.slots.begin(&rows)?;
-            let tokens = self.slots.finish()?;
-            for (row, (is_checked, _, sequence)) in sequences.iter_mut().enumerate() {
-                if sequence.advance() {
-                    self.slots.seal_page(sequence)?;
-                }
+            sequences.iter_mut().for_each(|(_, _, sequence)| sequence.advance());
+            let FinishedStep { tokens, page_ends } = self.slots.finish()?;
+            for (row, sums) in page_ends {
+                sequences[row].2.seal_page(&sums);
+            }
+            for (row, (is_checked, _, _)) in sequences.iter().enumerate() {
                 if *is_checked {
                     let values = self.slots.logits(row)?;
                     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
@@ -397,6 +403,48 @@ impl Checker<'_> {
             }
         }
         Ok((logits, wrong_tokens))
+    }
+
+    /// The results of steps that feed three sequences what they have sampled, by sequence. With `ahead`, a step begins
+    /// before the one before is finished. Rows change from step to step.
+    fn generate(&mut self, prompt: &[i32], ahead: bool) -> Result<Vec<FinishedStep>> {
+        const COUNT: usize = 3;
+        let prompts = [prompt, &prompt[..prompt.len() / 2 + 1], &prompt[..1]];
+        let mut sequences =
+            prompts.into_iter().map(|own| self.enter(own)).collect::<Result<Vec<_>>>()?;
+        let mut results: Vec<FinishedStep> = Vec::with_capacity(self.steps);
+        // Row of sequence `n` in a step.
+        let row_of = |n: usize, step: usize| (n + step) % COUNT;
+        let finish = |slots: &mut Slots, sequences: &mut [SlotSequence], step: usize| {
+            let FinishedStep { tokens, page_ends } = slots.finish()?;
+            let sequence_of =
+                |row: usize| (0..COUNT).find(|n| row_of(*n, step) == row).unwrap_or(0);
+            let page_ends: Vec<_> =
+                page_ends.into_iter().map(|(row, sums)| (sequence_of(row), sums)).collect();
+            page_ends.iter().for_each(|(n, sums)| sequences[*n].seal_page(sums));
+            let tokens = (0..COUNT).map(|n| tokens[row_of(n, step)]).collect();
+            fox_cache::Result::Ok(FinishedStep { tokens, page_ends })
+        };
+        for step in 0..self.steps {
+            let mut rows = vec![None; COUNT];
+            for (n, sequence) in sequences.iter_mut().enumerate() {
+                let token = match results.last() {
+                    _ if step == 0 => RowToken::Id(n as i32),
+                    _ if ahead => RowToken::Sampled(row_of(n, step - 1)),
+                    last => RowToken::Id(last.and_then(|last| last.tokens[n].id).unwrap_or(0)),
+                };
+                rows[row_of(n, step)] = Some(self.slots.row(sequence, token, draw(step))?);
+            }
+            self.slots.begin(&rows.into_iter().flatten().collect::<Vec<_>>())?;
+            sequences.iter_mut().for_each(SlotSequence::advance);
+            if ahead && step > 0 {
+                results.push(finish(&mut self.slots, &mut sequences, step - 1)?);
+            }
+            if !ahead || step + 1 == self.steps {
+                results.push(finish(&mut self.slots, &mut sequences, step)?);
+            }
+        }
+        Ok(results)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Steps run in slots of the device where it has them for the model, otherwise op by op; callers need not know which.
 
 use fox_cache::{Cache, PagePolicy, SequenceState, SlotSequence, Slots};
+use fox_tensor::RowToken;
 
 use super::{ForwardOptions, Model, Pruning};
 use crate::{Error, Result};
@@ -134,16 +135,14 @@ fn step_in_slots(
             sequences.push(sequence);
         }
     }
-    let rows = sequences.iter_mut().zip(tokens).map(|(own, token)| slots.row(own, *token, None));
+    let row =
+        |(own, token): (&mut &mut SlotSequence, &i32)| slots.row(own, RowToken::Id(*token), None);
+    let rows = sequences.iter_mut().zip(tokens).map(row);
     let rows = rows.collect::<fox_cache::Result<Vec<_>>>()?;
     slots.begin(&rows)?;
-    slots.finish()?;
-    let mut logits = Vec::with_capacity(rows.len());
-    for (row, sequence) in sequences.into_iter().enumerate() {
-        if sequence.advance() {
-            slots.seal_page(sequence)?;
-        }
-        logits.push(slots.logits(row)?);
+    sequences.iter_mut().for_each(|sequence| sequence.advance());
+    for (row, sums) in slots.finish()?.page_ends {
+        sequences[row].seal_page(&sums);
     }
-    Ok(logits)
+    (0..rows.len()).map(|row| Ok(slots.logits(row)?)).collect()
 }

@@ -41,9 +41,9 @@ pub(crate) mod wall;
 
 pub use decode::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
-    DecodeRow, DecodeWeights, LayerPast, SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw,
-    check_enter_slot, check_open_slots, check_slot, check_slot_rows, check_update_slot_pages,
-    slot_state,
+    DecodeRow, DecodeWeights, FinishedStep, LayerPast, MAX_UNFINISHED_STEPS, RowToken,
+    SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw, check_enter_slot, check_open_slots,
+    check_slot_rows, check_update_slot_pages, slot_state,
 };
 pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,

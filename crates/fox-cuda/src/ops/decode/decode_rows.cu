@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_c
         return;
     }
 #endif
-    const int row = blockIdx.x, token = p.rows[row].token;
+    const int row = blockIdx.x;
+    const DecodeToken own = p.rows[row];
     float w[ITEMS][4], h[ITEMS][4];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -46,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_c
         if (column < p.width) load<4>(w[i], p.norm + column);
     }
     wait_for_predecessor();
+    const int token = p.embeddings && own.sampled_by >= 0 ? max(p.sampled[own.sampled_by], 0) : own.token;
     // Issues all loads before the first addition.
     float splits[ITEMS][MAX_K_SPLITS][4];
 #pragma unroll

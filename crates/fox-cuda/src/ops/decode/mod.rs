@@ -9,15 +9,17 @@ mod graph;
 mod kernels;
 mod linear;
 mod params;
+mod readback;
 mod step;
 mod weights;
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fox_tensor::{
-    DType, DecodeRow, DecodeWeights, LayerPast, PAGE, PagedKeys, SampledToken, SlotDecodeOps,
-    Tensor, slot_state,
+    DType, DecodeRow, DecodeWeights, FinishedStep, LayerPast, MAX_UNFINISHED_STEPS, PAGE,
+    PagedKeys, RowToken, SlotDecodeOps, Tensor, slot_state,
 };
 
 use crate::backend::Cuda;
@@ -28,8 +30,9 @@ use crate::{Buffer, Error, Result};
 use candidates::Candidates;
 use graph::Graph;
 pub(super) use kernels::variants;
-use kernels::{BUCKETS, MAX_ROWS, bucket_of, kv_splits};
+use kernels::{BUCKETS, bucket_of, kv_splits};
 use params::{DecodeTable, DecodeToken, DrawParams};
+use readback::Readback;
 use step::{SlotState, Steps, Workspace};
 use weights::DeviceWeights;
 
@@ -38,7 +41,12 @@ const MIN_PAGES: usize = 64;
 
 /// The slots of a model.
 struct CudaSlots {
-    // Dropped first: graphs refer to the buffers.
+    // Dropped first: waits for unfinished steps.
+    /// Room for the results of the unfinished steps, oldest first.
+    unfinished: VecDeque<Readback>,
+    /// Unused room.
+    idle: Vec<Readback>,
+    // Dropped next: graphs refer to the buffers.
     /// By kind of step, bucket and logarithm of the KV splits; empty when launches are not captured.
     graphs: Vec<Vec<Vec<Graph>>>,
     /// Kinds of steps, which follow each other in turn.
@@ -49,7 +57,7 @@ struct CudaSlots {
     state: SlotState,
     slots: Vec<Slot>,
     max_context: usize,
-    /// Rows of the step under way.
+    /// Rows of the step that was begun last.
     rows: usize,
 }
 
@@ -110,8 +118,12 @@ impl Cuda {
             },
             slots: (0..count).map(slot).collect::<Result<_>>()?,
             max_context: model.max_context,
-            weights,
             rows: 0,
+            unfinished: VecDeque::new(),
+            idle: (0..MAX_UNFINISHED_STEPS)
+                .map(|_| Readback::new(&self.gpu, count, layers * shape.heads))
+                .collect::<Result<_>>()?,
+            weights,
         };
         // A step of each bucket without sequences loads all kernels, which must not happen during capture.
         for bucket in 0..buckets {
@@ -134,12 +146,16 @@ impl Cuda {
 
     /// Uploads the rows of a step, padded to the bucket with rows without a slot.
     fn upload_rows(&self, slots: &mut CudaSlots, step: &[DecodeRow], bucket: usize) -> Result<()> {
-        let idle = DecodeToken { slot: -1, token: 0, position: 0, unused: 0 };
+        let idle = DecodeToken { slot: -1, token: 0, position: 0, sampled_by: -1 };
         let mut tokens = vec![idle; BUCKETS[bucket]];
         let mut draws = vec![DrawParams::default(); BUCKETS[bucket]];
         for ((to, draw), row) in tokens.iter_mut().zip(&mut draws).zip(step) {
             let slot = int("a decode step", "slot", row.slot)?;
-            *to = DecodeToken { slot, token: row.token, position: row.position, unused: 0 };
+            let (token, sampled_by) = match row.token {
+                RowToken::Id(id) => (id, -1),
+                RowToken::Sampled(row) => (0, int("a decode step", "row", row)?),
+            };
+            *to = DecodeToken { slot, token, position: row.position, sampled_by };
             if let Some(own) = row.draw {
                 *draw = DrawParams {
                     uniform: own.uniform.to_bits(),
@@ -179,17 +195,21 @@ impl Cuda {
             // SAFETY: `slots` owns the buffers and keeps the pages of its sequences alive.
             Some(graph) => unsafe { graph.launch(&self.gpu) },
             None => slots.launch(&slots.kinds[kind], bucket, splits),
-        }
+        }?;
+        let none = || Error::argument("step", "too many steps are unfinished");
+        let mut readback = slots.idle.pop().ok_or_else(none)?;
+        let sums = slots.weights.is_gated().then_some(&slots.state.gate_sums);
+        readback.begin(&self.gpu, step, &slots.work.sampled, sums)?;
+        slots.unfinished.push_back(readback);
+        Ok(())
     }
 
-    fn finish(&self, slots: &mut CudaSlots) -> Result<Vec<SampledToken>> {
-        let sampled = self.gpu.download(&slots.work.sampled)?;
-        let (ids, logprobs) = sampled.split_at(MAX_ROWS);
-        let token = |(id, logprob): (&u32, &u32)| {
-            let id = Some(id.cast_signed()).filter(|id| *id >= 0);
-            SampledToken { id, logprob: f32::from_bits(*logprob) }
-        };
-        Ok(ids.iter().zip(logprobs).take(slots.rows).map(token).collect())
+    fn finish(&self, slots: &mut CudaSlots) -> Result<FinishedStep> {
+        let none = || Error::argument("step", "no step is unfinished");
+        let mut readback = slots.unfinished.pop_front().ok_or_else(none)?;
+        let finished = readback.finish(&self.gpu);
+        slots.idle.push(readback);
+        finished
     }
 
     fn enter(
@@ -319,18 +339,6 @@ impl Cuda {
         unsafe { self.gpu.read(at, &mut logits)? };
         Ok(logits)
     }
-
-    fn read_gate_sums(&self, slots: &CudaSlots, slot: usize) -> Result<Vec<f64>> {
-        if !slots.weights.is_gated() {
-            return Ok(Vec::new());
-        }
-        let each = slots.weights.layers.len() * slots.weights.shape.heads;
-        let mut sums = vec![0.0; each];
-        let at = slots.state.gate_sums.address() + (8 * slot * each) as u64;
-        // SAFETY: every slot has the sums of all layers.
-        unsafe { self.gpu.read(at, &mut sums)? };
-        Ok(sums)
-    }
 }
 
 impl CudaSlots {
@@ -379,23 +387,18 @@ impl SlotDecodeOps for Cuda {
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> fox_tensor::Result<()> {
         let slots: &mut CudaSlots = slot_state(state)?;
         let len = |slot: usize| slots.slots[slot].len;
-        fox_tensor::check_slot_rows(slots.weights.model(), rows, len)?;
+        let before = (slots.rows, slots.unfinished.len());
+        fox_tensor::check_slot_rows(slots.weights.model(), rows, len, before)?;
         let name = slots.kinds[slots.next_kind()].name();
         Ok(self.timed(name, || self.begin(slots, rows))?)
     }
 
-    fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<SampledToken>> {
+    fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<FinishedStep> {
         Ok(self.finish(slot_state(state)?)?)
     }
 
     fn slot_logits(&self, state: &mut dyn Any, row: usize) -> fox_tensor::Result<Vec<f32>> {
         Ok(self.read_logits(slot_state(state)?, row)?)
-    }
-
-    fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> fox_tensor::Result<Vec<f64>> {
-        let slots: &mut CudaSlots = slot_state(state)?;
-        fox_tensor::check_slot(slots.weights.model(), slot)?;
-        Ok(self.read_gate_sums(slots, slot)?)
     }
 
     fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> fox_tensor::Result<Option<Tensor>> {

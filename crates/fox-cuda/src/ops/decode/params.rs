@@ -52,7 +52,8 @@ kernel_params! {
         pub(super) token: i32,
         /// Tokens before this one.
         pub(super) position: usize,
-        pub(super) unused: i32,
+        /// Row of the step before, whose sample is the token instead; -1 for none.
+        pub(super) sampled_by: i32,
     }
 }
 
@@ -82,6 +83,8 @@ kernel_params! {
         pub(super) rows: ConstPtr<DecodeToken>,
         /// `[V, width]` in the first layer, else null.
         pub(super) embeddings: ConstPtr<bf16>,
+        /// Ids that the step before has sampled, -1 for none.
+        pub(super) sampled: ConstPtr<i32>,
         /// `[rows, width]`.
         pub(super) h: Ptr<f32>,
         /// `[k_splits][rows, width]`.

@@ -257,6 +257,7 @@ impl Steps {
             let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
+                sampled: work.sampled.address().into(),
                 h: work.h.address().into(),
                 delta: work.delta.address().into(),
                 norm: norm.into(),

@@ -7,7 +7,7 @@ use crate::cases::CasePages;
 use crate::{
     Activation, AttentionShape, AttentionWeights, DecodeAttention, DecodeBlock, DecodeMixer,
     DecodeMlp, DecodeProjection, DecodeRow, DecodeWeights, Device, Error, LayerPast, NewKeys, Page,
-    PageShape, PagedKeys, PagedSpec, RankInfo, Result, Rope, Segment, Segments, Slab,
+    PageShape, PagedKeys, PagedSpec, RankInfo, Result, Rope, RowToken, Segment, Segments, Slab,
     SlotDecodeOps, Tensor,
 };
 
@@ -330,28 +330,35 @@ fn entries(calls: &mut Calls<'_>, ops: &dyn SlotDecodeOps, state: &mut dyn Any) 
 
 /// Steps of slot 0, which has seen ten tokens.
 fn steps(calls: &mut Calls<'_>, ops: &dyn SlotDecodeOps, state: &mut dyn Any) -> Result<()> {
-    let row = DecodeRow { slot: 0, token: 5, position: 10, draw: None };
+    let row = DecodeRow { slot: 0, token: RowToken::Id(5), position: 10, draw: None };
     let mut wrong = vec![vec![row, row]];
     wrong.extend([SLOTS, usize::MAX].map(|slot| vec![DecodeRow { slot, ..row }]));
-    wrong.extend([-1, 32, i32::MIN, i32::MAX].map(|token| vec![DecodeRow { token, ..row }]));
+    let ids = [-1, 32, i32::MIN, i32::MAX].map(RowToken::Id);
+    let tokens = ids.into_iter().chain([0, usize::MAX].map(RowToken::Sampled));
+    wrong.extend(tokens.map(|token| vec![DecodeRow { token, ..row }]));
     let positions = [0, 9, 11, 64, usize::MAX];
     wrong.extend(positions.map(|position| vec![DecodeRow { position, ..row }]));
     for rows in wrong {
         let result = ops.begin_slot_step(state, &rows);
         calls.must_fail(|| format!("begin_slot_step with {rows:?}"), result);
     }
+    calls.must_fail(|| "finish_slot_step before a step".into(), ops.finish_slot_step(state));
     ops.begin_slot_step(state, &[row])?;
+    let next = |position, from| DecodeRow { token: RowToken::Sampled(from), position, ..row };
+    let result = ops.begin_slot_step(state, &[next(11, 1)]);
+    calls.must_fail(|| "begin_slot_step with a token of a missing row".into(), result);
+    ops.begin_slot_step(state, &[next(11, 0)])?;
+    let result = ops.begin_slot_step(state, &[next(12, 0)]);
+    calls.must_fail(|| "begin_slot_step with two unfinished steps".into(), result);
+    ops.finish_slot_step(state)?;
     ops.finish_slot_step(state)?;
     for row in [1, usize::MAX] {
         calls.must_fail(|| format!("slot_logits of row {row}"), ops.slot_logits(state, row));
-        let result = ops.slot_gate_sums(state, row.max(SLOTS));
-        calls.must_fail(|| "slot_gate_sums out of range".into(), result);
     }
     let foreign: &mut dyn Any = &mut ();
     calls.must_fail(|| "a step of foreign slots".into(), ops.begin_slot_step(foreign, &[row]));
     calls.must_fail(|| "the end of a foreign step".into(), ops.finish_slot_step(foreign));
     calls.must_fail(|| "logits of foreign slots".into(), ops.slot_logits(foreign, 0));
-    calls.must_fail(|| "gate sums of foreign slots".into(), ops.slot_gate_sums(foreign, 0));
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     DecodeAttention, DecodeBlock, DecodeMixer, DecodeProjection, DecodeRow, DecodeWeights,
-    LayerPast,
+    LayerPast, MAX_UNFINISHED_STEPS, RowToken,
 };
 use crate::check::Operands;
 use crate::{Backend, Error, PAGE, PageShape, PagedKeys, Result};
@@ -72,8 +72,7 @@ fn check_attention(operands: &Operands<'_>, layer: &DecodeAttention, width: usiz
     })
 }
 
-/// Validates the slot number of [`SlotDecodeOps::slot_gate_sums`](super::SlotDecodeOps::slot_gate_sums).
-pub fn check_slot(weights: &DecodeWeights, slot: usize) -> Result<()> {
+fn check_slot(weights: &DecodeWeights, slot: usize) -> Result<()> {
     let detail = || format!("slot {slot} is out of range ({} slots)", weights.slots);
     if slot < weights.slots { Ok(()) } else { Err(Error::argument("slots", detail())) }
 }
@@ -138,21 +137,30 @@ fn check_pages<'a>(
 }
 
 /// Validates the rows of [`SlotDecodeOps::begin_slot_step`](super::SlotDecodeOps::begin_slot_step); `lens` are the
-/// tokens that each slot has seen.
+/// tokens that each slot has seen, `sampled` the rows of the step begun before, and `unfinished` the steps.
 pub fn check_slot_rows(
     weights: &DecodeWeights,
     rows: &[DecodeRow],
     lens: impl Fn(usize) -> usize,
+    (sampled, unfinished): (usize, usize),
 ) -> Result<()> {
+    if unfinished >= MAX_UNFINISHED_STEPS {
+        return Err(Error::argument("step", format!("{unfinished} steps are unfinished")));
+    }
     let (vocab, most) = (weights.head.rows(), weights.max_context);
     let mut taken = vec![false; weights.slots];
     for &DecodeRow { slot, token, position, .. } in rows {
         check_slot(weights, slot)?;
-        let in_vocab = usize::try_from(token).is_ok_and(|id| id < vocab);
+        let exists = match token {
+            RowToken::Id(id) => usize::try_from(id).is_ok_and(|id| id < vocab),
+            RowToken::Sampled(row) => row < sampled,
+        };
         let is_taken = std::mem::replace(&mut taken[slot], true);
         let detail = match lens(slot) {
             _ if is_taken => format!("two rows for slot {slot}"),
-            _ if !in_vocab => format!("token {token} is out of range ({vocab} tokens)"),
+            _ if !exists => {
+                format!("{token:?} is out of range ({vocab} tokens, {sampled} sampled ones)")
+            }
             _ if position >= most => format!("position {position} is beyond the context of {most}"),
             len if position != len => {
                 format!("slot {slot} is at position {len}, not position {position}")

@@ -5,6 +5,9 @@
 //! reads. A step feeds one token to each of some slots. The host acts on a sequence only at page boundaries: it reserves
 //! the next page and evicts forgotten ones.
 //!
+//! Two steps may be unfinished at a time: the second one starts from the tokens that the first one samples, so the device
+//! does not wait for the host between them.
+//!
 //! Steps are batch-invariant: the bits of a row depend neither on the other rows of the step nor on its position among
 //! them. They do not depend on when a page is evicted either, because attention skips pages by the eviction rule.
 
@@ -16,9 +19,7 @@ mod weights;
 use std::any::Any;
 use std::fmt;
 
-pub use check::{
-    check_enter_slot, check_open_slots, check_slot, check_slot_rows, check_update_slot_pages,
-};
+pub use check::{check_enter_slot, check_open_slots, check_slot_rows, check_update_slot_pages};
 pub use sampling::{SampledToken, TokenDraw};
 pub use weights::{
     AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
@@ -52,17 +53,14 @@ pub trait SlotDecodeOps {
         pages: &mut [&mut dyn PagedKeys],
     ) -> Result<()>;
 
-    /// Starts a step without waiting for it.
+    /// Starts a step without waiting for it: see [`SlotDecoder::begin`].
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> Result<()>;
 
-    /// Waits for the step and returns the next token of each row.
-    fn finish_slot_step(&self, state: &mut dyn Any) -> Result<Vec<SampledToken>>;
+    /// Waits for the oldest unfinished step.
+    fn finish_slot_step(&self, state: &mut dyn Any) -> Result<FinishedStep>;
 
-    /// Logits `[V]` of a row of the last step.
+    /// Logits `[V]` of a row of the step that was begun last.
     fn slot_logits(&self, state: &mut dyn Any, row: usize) -> Result<Vec<f32>>;
-
-    /// Sums of the log gates of a slot `[layers][H]`; empty without forget gates.
-    fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> Result<Vec<f64>>;
 
     /// The matrix product of the steps, `x[R, K] w[N, K]^T` in f32, batch-invariant; `None` for unsupported shapes.
     fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>>;
@@ -87,12 +85,34 @@ pub struct DecodeRow {
     /// The slot.
     pub slot: usize,
     /// The token.
-    pub token: i32,
+    pub token: RowToken,
     /// Tokens that the slot has seen before this one.
     pub position: usize,
     /// How the next token is sampled; greedy if absent, with the lowest id among equals.
     pub draw: Option<TokenDraw>,
 }
+
+/// The token of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowToken {
+    /// This one.
+    Id(i32),
+    /// The token that this row of the step begun before has sampled; token 0 where none could be sampled.
+    Sampled(usize),
+}
+
+/// The results of a decode step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FinishedStep {
+    /// The next token of each row.
+    pub tokens: Vec<SampledToken>,
+    /// Rows whose token was the last one of a page, with the sums of the log gates of their slots up to it `[layers][H]`,
+    /// empty without forget gates.
+    pub page_ends: Vec<(usize, Vec<f64>)>,
+}
+
+/// Most steps that may be unfinished at a time.
+pub const MAX_UNFINISHED_STEPS: usize = 2;
 
 /// The slots of a model on its device.
 pub struct SlotDecoder {
@@ -128,27 +148,27 @@ impl SlotDecoder {
     }
 
     /// Starts a step with at most one row per slot, without waiting for it.
+    ///
+    /// # Errors
+    /// [`MAX_UNFINISHED_STEPS`] are unfinished; a row that does not fit its slot; the device's.
     pub fn begin(&mut self, rows: &[DecodeRow]) -> Result<()> {
         let (ops, state) = self.ops()?;
         ops.begin_slot_step(state, rows)
     }
 
-    /// Waits for the step that was begun; the next token of each row.
-    pub fn finish(&mut self) -> Result<Vec<SampledToken>> {
+    /// Waits for the oldest unfinished step.
+    ///
+    /// # Errors
+    /// There is none; the device's.
+    pub fn finish(&mut self) -> Result<FinishedStep> {
         let (ops, state) = self.ops()?;
         ops.finish_slot_step(state)
     }
 
-    /// Logits `[V]` of a row of the last step.
+    /// Logits `[V]` of a row of the step that was begun last.
     pub fn logits(&mut self, row: usize) -> Result<Vec<f32>> {
         let (ops, state) = self.ops()?;
         ops.slot_logits(state, row)
-    }
-
-    /// Sums of the log gates of a slot after the last step `[layers][H]`; empty without forget gates.
-    pub fn gate_sums(&mut self, slot: usize) -> Result<Vec<f64>> {
-        let (ops, state) = self.ops()?;
-        ops.slot_gate_sums(state, slot)
     }
 
     fn ops(&mut self) -> Result<(&dyn SlotDecodeOps, &mut dyn Any)> {

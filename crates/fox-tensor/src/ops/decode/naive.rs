@@ -1,11 +1,12 @@
 //! The oracle: a step is composed of the oracle's ops, one row after the other. A slot holds all keys in rows.
 
 use std::any::Any;
+use std::collections::VecDeque;
 
 use super::{
     DecodeAttention, DecodeBlock, DecodeMixer, DecodeProjection, DecodeRow, DecodeWeights,
-    LayerPast, SampledToken, SlotDecodeOps, TokenDraw, check_enter_slot, check_open_slots,
-    check_slot, check_slot_rows, check_update_slot_pages, slot_state,
+    FinishedStep, LayerPast, RowToken, SampledToken, SlotDecodeOps, TokenDraw, check_enter_slot,
+    check_open_slots, check_slot_rows, check_update_slot_pages, slot_state,
 };
 use crate::naive::{Naive, logsumexp, maybe_real, real};
 use crate::{
@@ -19,9 +20,11 @@ struct NaiveSlots {
     device: Device,
     /// `[slots][blocks]`.
     slots: Vec<Vec<LayerKeys>>,
-    /// Logits of each row of the last step.
+    /// Logits of each row of the step that was begun last.
     logits: Vec<Vec<f64>>,
-    draws: Vec<Option<TokenDraw>>,
+    /// The tokens that it has sampled.
+    sampled: Vec<SampledToken>,
+    unfinished: VecDeque<FinishedStep>,
 }
 
 /// The keys of one layer of a sequence, one row per position.
@@ -98,12 +101,25 @@ impl LayerKeys {
 }
 
 impl NaiveSlots {
+    /// Sums of the log gates of a slot `[layers][H]`; empty without forget gates.
+    fn gate_sums(&self, slot: usize) -> Vec<f64> {
+        let last = |(keys, block): (&LayerKeys, &DecodeBlock)| {
+            let DecodeMixer::Attention(attention) = &block.mixer;
+            keys.sums[keys.sums.len().saturating_sub(attention.shape.heads)..].to_vec()
+        };
+        self.slots[slot].iter().zip(&self.weights.blocks).flat_map(last).collect()
+    }
+
     /// Logits `[V]` after one more token of a slot.
     fn step(&mut self, row: &DecodeRow) -> Result<Vec<f64>> {
         let layers = &mut self.slots[row.slot];
         let mut tape = Tape::inference(&self.device);
         let (weights, eps) = (&self.weights, self.weights.norm_eps);
-        let ids = self.device.from_i32(&[row.token], [1])?;
+        let token = match row.token {
+            RowToken::Id(id) => id,
+            RowToken::Sampled(row) => self.sampled[row].id.unwrap_or(0),
+        };
+        let ids = self.device.from_i32(&[token], [1])?;
         let mut h = tape.embedding(&var(&weights.embeddings), &ids, None)?;
         let mut delta: Option<Var> = None;
         for (block, keys) in weights.blocks.iter().zip(layers) {
@@ -258,7 +274,8 @@ impl SlotDecodeOps for Naive {
             device: weights.embeddings.device().clone(),
             slots: (0..weights.slots).map(|_| empty()).collect(),
             logits: Vec::new(),
-            draws: Vec::new(),
+            sampled: Vec::new(),
+            unfinished: VecDeque::new(),
         })))
     }
 
@@ -289,15 +306,22 @@ impl SlotDecodeOps for Naive {
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> Result<()> {
         let slots: &mut NaiveSlots = slot_state(state)?;
         let len = |slot: usize| slots.slots[slot].first().map_or(0, |keys| keys.len);
-        check_slot_rows(&slots.weights, rows, len)?;
-        slots.draws = rows.iter().map(|row| row.draw).collect();
+        check_slot_rows(&slots.weights, rows, len, (slots.sampled.len(), slots.unfinished.len()))?;
         slots.logits = rows.iter().map(|row| slots.step(row)).collect::<Result<_>>()?;
+        let sampled = |(row, logits): (&DecodeRow, &Vec<f64>)| sample(logits, &row.draw);
+        slots.sampled = rows.iter().zip(&slots.logits).map(sampled).collect();
+        let ends = rows.iter().enumerate().filter(|(_, row)| (row.position + 1) % PAGE == 0);
+        slots.unfinished.push_back(FinishedStep {
+            tokens: slots.sampled.clone(),
+            page_ends: ends.map(|(n, row)| (n, slots.gate_sums(row.slot))).collect(),
+        });
         Ok(())
     }
 
-    fn finish_slot_step(&self, state: &mut dyn Any) -> Result<Vec<SampledToken>> {
+    fn finish_slot_step(&self, state: &mut dyn Any) -> Result<FinishedStep> {
         let slots: &mut NaiveSlots = slot_state(state)?;
-        Ok(slots.logits.iter().zip(&slots.draws).map(|(l, draw)| sample(l, draw)).collect())
+        let none = || Error::argument("step", "no step is unfinished");
+        slots.unfinished.pop_front().ok_or_else(none)
     }
 
     fn slot_logits(&self, state: &mut dyn Any, row: usize) -> Result<Vec<f32>> {
@@ -307,17 +331,6 @@ impl SlotDecodeOps for Naive {
             return Err(Error::argument("logits", detail));
         };
         Ok(logits.iter().map(|x| *x as f32).collect())
-    }
-
-    fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> Result<Vec<f64>> {
-        let slots: &mut NaiveSlots = slot_state(state)?;
-        check_slot(&slots.weights, slot)?;
-        let (layers, blocks) = (&slots.slots[slot], &slots.weights.blocks);
-        let last = |(keys, block): (&LayerKeys, &DecodeBlock)| {
-            let DecodeMixer::Attention(attention) = &block.mixer;
-            keys.sums[keys.sums.len().saturating_sub(attention.shape.heads)..].to_vec()
-        };
-        Ok(layers.iter().zip(blocks).flat_map(last).collect())
     }
 
     fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>> {
