@@ -272,19 +272,5 @@ fn attention_backward_on_hopper_matches_its_definition() {
     for (variant, words) in variants.iter().zip(&printed) {
         println!("{variant}\n{words}");
     }
-    // Left operands from registers change the order of no sum.
-    let mut compared = 0;
-    for (variant, words) in variants.iter().zip(&printed) {
-        let other = variant.replace("LEFT_REGISTERS=1", "LEFT_REGISTERS=0");
-        let at = variants.iter().position(|v| *v == other && other != *variant);
-        if let Some(at) = at {
-            assert_eq!(words, &printed[at], "{variant}");
-            compared += 1;
-        }
-    }
-    assert_eq!(
-        (variants.len(), compared),
-        (18, 6),
-        "variants, and pairs of both kinds of left operands"
-    );
+    assert_eq!(variants.len(), 12);
 }
