@@ -12,14 +12,6 @@ use crate::{Error, Result};
 /// A kernel on trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
-    /// Attention backward on Hopper with all left operands from registers.
-    AttentionRegisters,
-    /// Attention backward on Hopper for bidirectional masks, in place of the portable one.
-    AttentionBidirectional,
-    /// Older spans of PaTH attention by the kernels of forgetting attention on Hopper, in bf16 and without pruning.
-    PathSpans,
-    /// The same for Wall attention.
-    WallSpans,
     /// Decode steps: attention from raw projections to the output norm in one launch. Same bits.
     DecodeAttend,
     /// Decode steps: launches between matmuls prefetch weights of coming ones into L2. Same bits.
@@ -67,11 +59,7 @@ pub enum CandidateCheck {
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 7] = [
-        Candidate::AttentionRegisters,
-        Candidate::AttentionBidirectional,
-        Candidate::PathSpans,
-        Candidate::WallSpans,
+    pub const ALL: [Candidate; 3] = [
         Candidate::DecodeAttend,
         Candidate::DecodePrefetch,
         Candidate::DecodeExact,
@@ -80,10 +68,6 @@ impl Candidate {
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
-            Candidate::AttentionRegisters => "attention-registers",
-            Candidate::AttentionBidirectional => "attention-bidirectional",
-            Candidate::PathSpans => "path-spans",
-            Candidate::WallSpans => "wall-spans",
             Candidate::DecodeAttend => "decode-attend",
             Candidate::DecodePrefetch => "decode-prefetch",
             Candidate::DecodeExact => "decode-exact",
@@ -93,10 +77,6 @@ impl Candidate {
     /// What it computes.
     pub fn op(self) -> CandidateOp {
         match self {
-            Candidate::AttentionRegisters => CandidateOp::Attention,
-            Candidate::AttentionBidirectional => CandidateOp::Bidirectional,
-            Candidate::PathSpans => CandidateOp::Path,
-            Candidate::WallSpans => CandidateOp::Wall,
             Candidate::DecodeAttend | Candidate::DecodePrefetch | Candidate::DecodeExact => {
                 CandidateOp::Decode
             }
