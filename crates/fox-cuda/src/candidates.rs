@@ -14,8 +14,6 @@ use crate::{Error, Result};
 pub enum Candidate {
     /// Decode steps: attention from raw projections to the output norm in one launch. Same bits.
     DecodeAttend,
-    /// Decode steps: launches between matmuls prefetch weights of coming ones into L2. Same bits.
-    DecodePrefetch,
     /// Decode steps: matmuls of few rows multiply int8 weights as exact integers. Other bits than those of more rows; if
     /// this becomes the default, the matmuls of more rows must follow.
     DecodeExact,
@@ -59,17 +57,12 @@ pub enum CandidateCheck {
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 3] = [
-        Candidate::DecodeAttend,
-        Candidate::DecodePrefetch,
-        Candidate::DecodeExact,
-    ];
+    pub const ALL: [Candidate; 2] = [Candidate::DecodeAttend, Candidate::DecodeExact];
 
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
             Candidate::DecodeAttend => "decode-attend",
-            Candidate::DecodePrefetch => "decode-prefetch",
             Candidate::DecodeExact => "decode-exact",
         }
     }
@@ -77,9 +70,7 @@ impl Candidate {
     /// What it computes.
     pub fn op(self) -> CandidateOp {
         match self {
-            Candidate::DecodeAttend | Candidate::DecodePrefetch | Candidate::DecodeExact => {
-                CandidateOp::Decode
-            }
+            Candidate::DecodeAttend | Candidate::DecodeExact => CandidateOp::Decode,
         }
     }
 

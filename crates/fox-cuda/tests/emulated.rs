@@ -232,10 +232,7 @@ fn heads_attention_and_norms_match_reference() {
     run(
         "steps",
         &["decode_rows", "decode_attention", "decode_attend"],
-        &[
-            "HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16 PREFETCH=1",
-            "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8",
-        ],
+        &["HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8"],
     );
 }
 

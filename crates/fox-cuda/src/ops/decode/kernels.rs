@@ -3,7 +3,7 @@
 use super::candidates::Candidates;
 use super::params::{
     DecodeAttentionParams, DecodeBlocked, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge,
-    DecodeNorm, DecodeRange, DecodeSample, DecodeTable, DecodeToken, DrawParams,
+    DecodeNorm, DecodeSample, DecodeTable, DecodeToken, DrawParams,
 };
 use super::weights::STEP;
 use crate::gpu::ModuleKey;
@@ -21,16 +21,7 @@ const MATMUL_SM90: Source =
 const ROWS: Source = source!(
     "decode_rows",
     ["decode.cuh", "decode_heads.cuh"],
-    [
-        Page,
-        DecodeToken,
-        DecodeTable,
-        DecodeRange,
-        DecodeNorm,
-        DecodeBlocked,
-        DecodeHeads,
-        DecodeMerge
-    ]
+    [Page, DecodeToken, DecodeTable, DecodeNorm, DecodeBlocked, DecodeHeads, DecodeMerge]
 );
 const ATTENTION: Source = source!(
     "decode_attention",
@@ -40,7 +31,7 @@ const ATTENTION: Source = source!(
 const ATTEND: Source = source!(
     "decode_attend",
     ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh"],
-    [Page, DecodeToken, DecodeTable, DecodeRange, DecodeHeads, DecodeAttentionParams, DecodeMerge]
+    [Page, DecodeToken, DecodeTable, DecodeHeads, DecodeAttentionParams, DecodeMerge]
 );
 const SAMPLE: Source = source!("decode_sample", ["decode.cuh"], [DrawParams, DecodeSample]);
 
@@ -312,13 +303,10 @@ fn product_defines(tiling: Tiling, int8: Int8Weights) -> Vec<String> {
     defines
 }
 
-fn row_defines(family: Family, width: usize, head_dim: usize, prefetch: bool) -> Vec<String> {
+fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
     let slabs = u8::from(family == Family::Wgmma);
     let items = width.div_ceil(ITEM);
-    let mut all =
-        vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")];
-    all.extend(prefetch.then(|| "PREFETCH=1".to_owned()));
-    all
+    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
 }
 
 /// Few rows need more loads in flight; many rows are many thread blocks, which need registers.
@@ -348,7 +336,7 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
             }
         }
         for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
-            all.push((ROWS, row_defines(family, width, head_dim, false)));
+            all.push((ROWS, row_defines(family, width, head_dim)));
         }
     }
     for (head_dim, few) in [64, 128, 256].into_iter().flat_map(|d| [(d, true), (d, false)]) {
@@ -358,9 +346,6 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
         for (family, head_dim) in families.iter().flat_map(|f| [64, 128].map(|d| (*f, d))) {
             all.push((ATTEND, attend_defines(family, head_dim)));
         }
-    }
-    if generation.has_dependent_launch() {
-        all.push((ROWS, row_defines(Family::Mma, 1536, 64, true)));
     }
     all.push((SAMPLE, Vec::new()));
     all
@@ -379,7 +364,7 @@ pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: Int8Weights) -> Result<Ke
 
 /// The kernel that copies rows to the blocked layout.
 pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(family, ITEM, 64, false), "decode_block")
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "decode_block")
 }
 
 /// The kernels of a step except matmuls.
@@ -403,7 +388,7 @@ impl Kernels {
         candidates: Candidates,
     ) -> Vec<ModuleKey> {
         let mut all = vec![
-            (ROWS, row_defines(family, width, head_dim, candidates.prefetch)),
+            (ROWS, row_defines(family, width, head_dim)),
             (ATTENTION, attention_defines(head_dim, rows <= FEW_ROWS).into()),
             (SAMPLE, Vec::new()),
         ];
@@ -420,7 +405,7 @@ impl Kernels {
         head_dim: usize,
         candidates: Candidates,
     ) -> Result<Self> {
-        let defines = row_defines(family, width, head_dim, candidates.prefetch);
+        let defines = row_defines(family, width, head_dim);
         let heads = attention_defines(head_dim, rows <= FEW_ROWS);
         Ok(Kernels {
             norm: gpu.kernel(ROWS, &defines, "decode_norm")?,

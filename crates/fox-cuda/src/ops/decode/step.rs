@@ -1,6 +1,6 @@
 //! The launches of a decode step.
 
-use super::candidates::{Candidates, PREFETCH_LAYERS, ranges};
+use super::candidates::Candidates;
 use super::dequantize::Dequantizer;
 use super::kernels::{
     ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Int8Weights, Kernels, MAX_ROWS,
@@ -134,8 +134,6 @@ pub(super) struct SlotState {
 /// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
     candidates: Candidates,
-    /// Those that apply to each bucket.
-    own: Vec<Candidates>,
     kernels: Vec<Kernels>,
     products: Vec<Products>,
     dequantizer: Dequantizer,
@@ -202,7 +200,6 @@ impl Steps {
         };
         let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
-            own: tilings.iter().map(|(rows, _)| own(*rows)).collect(),
             candidates,
             kernels: tilings.iter().map(kernels).collect::<Result<_>>()?,
             products: tilings.iter().map(products).collect::<Result<_>>()?,
@@ -217,11 +214,6 @@ impl Steps {
             true => "decode step",
             false => "decode step with candidates",
         }
-    }
-
-    /// Layers of thread blocks that prefetch, behind those of the norms and of the heads.
-    fn further_blocks(&self, bucket: usize) -> usize {
-        if self.own[bucket].prefetch { PREFETCH_LAYERS } else { 0 }
     }
 
     /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
@@ -251,9 +243,8 @@ impl Steps {
                 launch_product(kernel, tiling, rows, params, self.overlapping && !dequantized)
             }
         };
-        let further = self.further_blocks(bucket);
         // Adds up the partial sums of the matmul before it.
-        let norm = |norm: u64, embeddings: u64, product: Tiling, coming| -> Result<()> {
+        let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
             let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
@@ -264,9 +255,8 @@ impl Steps {
                 width,
                 k_splits: product.k_splits(),
                 eps: weights.norm_eps,
-                coming,
             };
-            run(kernels.norm.launch([rows, 1 + further, 1], ROW_THREADS).params(params)?)
+            run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
         };
         let on_x = DecodeMatmul {
             x: work.x.address().into(),
@@ -279,7 +269,7 @@ impl Steps {
         };
         for (l, layer) in weights.layers.iter().enumerate() {
             let embeddings = if l == 0 { weights.embeddings } else { 0 };
-            norm(layer.mixer_norm, embeddings, products.tilings.down, <_>::default())?;
+            norm(layer.mixer_norm, embeddings, products.tilings.down)?;
             let params = DecodeMatmul { matrices: layer.matrices, ..on_x };
             multiply(&products.wide, products.tilings.wide, params)?;
             self.attend(l, bucket, kv_splits, weights, work, slots)?;
@@ -292,8 +282,7 @@ impl Steps {
                 ..DecodeMatmul::default()
             };
             multiply(&products.heads, products.tilings.heads, params)?;
-            let down = (layer.down, layer.down.rows * weights.inner);
-            norm(layer.mlp_norm, 0, products.tilings.heads, ranges([down, <_>::default()]))?;
+            norm(layer.mlp_norm, 0, products.tilings.heads)?;
             let params = DecodeMatmul { matrices: single(layer.gate_up), ..on_x };
             multiply(&products.glu, products.tilings.glu, params)?;
             let params = DecodeMatmul {
@@ -306,7 +295,7 @@ impl Steps {
             };
             multiply(&products.down, products.tilings.down, params)?;
         }
-        norm(weights.norm, 0, products.tilings.down, <_>::default())?;
+        norm(weights.norm, 0, products.tilings.down)?;
         let params = DecodeMatmul {
             y: work.logits.address().into(),
             matrices: single(weights.head),
@@ -365,10 +354,6 @@ impl Steps {
             k_shared: layer.k_shared,
             qk_eps: shape.qk_eps,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
-            coming: ranges([
-                (layer.o_proj, layer.o_proj.rows * weights.heads_width),
-                (layer.gate_up, 2 * layer.gate_up.rows * weights.width),
-            ]),
         };
         let to_attention = DecodeAttentionParams {
             rows: work.input.address().into(),
@@ -403,8 +388,7 @@ impl Steps {
             return run(launch.params(to_attention)?.params(to_merge)?);
         }
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
-        let further = self.further_blocks(bucket);
-        run(kernels.heads.launch([units, rows, 1 + further], ROW_THREADS).params(to_heads)?)?;
+        run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(to_heads)?)?;
         let grid = [kv_splits, kv_heads, rows];
         run(kernels.attention.launch(grid, ATTENTION_THREADS).params(to_attention)?)?;
         let grid = [heads.div_ceil(ROW_WARPS), rows, 1];
