@@ -14,9 +14,6 @@ use crate::{Error, Result};
 pub enum Candidate {
     /// Decode steps: attention from raw projections to the output norm in one launch. Same bits.
     DecodeAttend,
-    /// Decode steps: matmuls of few rows multiply int8 weights as exact integers. Other bits than those of more rows; if
-    /// this becomes the default, the matmuls of more rows must follow.
-    DecodeExact,
 }
 
 /// What a candidate computes, and so which benchmark measures it.
@@ -57,26 +54,25 @@ pub enum CandidateCheck {
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 2] = [Candidate::DecodeAttend, Candidate::DecodeExact];
+    pub const ALL: [Candidate; 1] = [Candidate::DecodeAttend];
 
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
             Candidate::DecodeAttend => "decode-attend",
-            Candidate::DecodeExact => "decode-exact",
         }
     }
 
     /// What it computes.
     pub fn op(self) -> CandidateOp {
         match self {
-            Candidate::DecodeAttend | Candidate::DecodeExact => CandidateOp::Decode,
+            Candidate::DecodeAttend => CandidateOp::Decode,
         }
     }
 
     /// Whether a decode step has the same bits with it, in every batch.
     pub fn is_batch_invariant(self) -> bool {
-        self != Candidate::DecodeExact
+        true
     }
 
     /// The self-test of the candidate; none where it breaks a promise that the self-test checks.

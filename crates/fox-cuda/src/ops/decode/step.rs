@@ -1,10 +1,9 @@
 //! The launches of a decode step.
 
-use super::candidates::Candidates;
 use super::dequantize::Dequantizer;
 use super::kernels::{
-    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Int8Weights, Kernels, MAX_ROWS,
-    ROW_THREADS, SAMPLE_THREADS, Tiling, product, product_module,
+    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS,
+    SAMPLE_THREADS, Tiling, product, product_module,
 };
 use super::params::{
     DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
@@ -16,6 +15,8 @@ use crate::ops::head_fragments::activation_code;
 use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
 use crate::{Buffer, Gpu, Result};
 
+/// Largest head dim of attention in one launch: wider heads spill registers.
+const ATTEND_WIDTH: usize = 128;
 /// Warps of a thread block of the row-wise kernels.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
@@ -58,7 +59,7 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, tilings: Tilings, int8: Int8Weights) -> Result<Self> {
+    fn new(gpu: &Gpu, tilings: Tilings, int8: bool) -> Result<Self> {
         let product = |tiling: Tiling| product(gpu, tiling, int8);
         Ok(Products {
             tilings,
@@ -133,7 +134,8 @@ pub(super) struct SlotState {
 
 /// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
-    candidates: Candidates,
+    /// Attention in one launch: for more than [`FEW_ROWS`] rows, where the model and the GPU allow it.
+    attend: bool,
     kernels: Vec<Kernels>,
     products: Vec<Products>,
     dequantizer: Dequantizer,
@@ -175,32 +177,37 @@ pub(super) unsafe fn launch_product(
 }
 
 impl Steps {
-    /// Compiles the kernels; `overlapping` launches use programmatic dependent launch on GPUs that have it.
+    /// Compiles the kernels, with the candidate for attention if `attend`; `overlapping` launches use programmatic
+    /// dependent launch on GPUs that have it.
     pub(super) fn new(
         gpu: &Gpu,
         buckets: usize,
         weights: &DeviceWeights,
-        candidates: Candidates,
+        attend: bool,
         overlapping: bool,
     ) -> Result<Self> {
-        let int8 = candidates.int8_weights(weights);
+        let int8 = weights.most_packed > 0;
         let (width, head_dim) = (weights.width, weights.shape.head_dim);
         let tilings =
             BUCKETS[..buckets].iter().map(|rows| (*rows, Tilings::new(gpu, *rows, weights)));
         let tilings: Vec<(usize, Tilings)> = tilings.collect();
-        let own = |rows: usize| candidates.at(rows, weights, gpu.generation());
+        let attends = attend
+            && gpu.generation().has_wgmma()
+            && weights.shape.heads == weights.shape.kv_heads
+            && head_dim <= ATTEND_WIDTH;
+        let in_one = |rows: usize| attends && rows > FEW_ROWS;
         let mut modules = Vec::new();
         for &(rows, Tilings { family, wide, heads, glu, down }) in &tilings {
             modules.extend([wide, heads, glu, down].map(|tiling| product_module(tiling, int8)));
-            modules.extend(Kernels::modules(family, rows, width, head_dim, own(rows)));
+            modules.extend(Kernels::modules(family, rows, width, head_dim, in_one(rows)));
         }
         gpu.compile_all(&modules)?;
         let kernels = |&(rows, tilings): &(usize, Tilings)| {
-            Kernels::new(gpu, tilings.family, rows, width, head_dim, own(rows))
+            Kernels::new(gpu, tilings.family, rows, width, head_dim, in_one(rows))
         };
         let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
-            candidates,
+            attend,
             kernels: tilings.iter().map(kernels).collect::<Result<_>>()?,
             products: tilings.iter().map(products).collect::<Result<_>>()?,
             dequantizer: Dequantizer::new(gpu)?,
@@ -210,10 +217,7 @@ impl Steps {
 
     /// Its name in profiles.
     pub(super) fn name(&self) -> &'static str {
-        match self.candidates == Candidates::default() {
-            true => "decode step",
-            false => "decode step with candidates",
-        }
+        if self.attend { "decode step with candidates" } else { "decode step" }
     }
 
     /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
