@@ -45,7 +45,7 @@ fn descriptions() -> Vec<AttentionCase> {
     list.push(one(66, 66).heads(2, 2, 40).bidirectional());
     // Widths of GPU kernels, over blocks on both sides of a diagonal one.
     for d in [64, 96, 128, 256] {
-        list.push(one(400, 400).heads(2, 1, d).bidirectional());
+        list.push(one(300, 300).heads(2, 1, d).bidirectional());
     }
     list.push(one(3, 799).heads(1, 1, 16));
     list.push(one(65, 130).heads(2, 2, 16).bidirectional());
