@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
-use fox_cuda::{Candidate, CandidateCheck, select_candidates};
+use fox_cuda::{Candidate, select_candidates};
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, DeviceKind, Error};
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             bail!("--candidates are kernels for bf16; use --precision bf16");
         }
         if cases {
-            passed &= check_cases(args, &device, None, &mut log)?;
+            passed &= check_cases(args, &device, &mut log)?;
         }
         if decoding {
             passed &= decoding::check(args, &device, &mut log)?;
@@ -128,7 +128,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         // Last: one that fails badly ends the use of the GPU.
         if args.candidates {
             for candidate in Candidate::ALL {
-                passed &= check_candidate(args, &device, candidate, &mut log)?;
+                let before = select_candidates(&[candidate]);
+                let checked = slots::check_steps(args, &device, Some(candidate), &mut log);
+                select_candidates(&before);
+                passed &= checked?;
             }
         }
         log.end_device(&device);
@@ -190,69 +193,36 @@ struct Tally {
     worst_name: String,
 }
 
-/// Checks a kernel that is not the default.
-fn check_candidate(
-    args: &Args,
-    device: &Device,
-    candidate: Candidate,
-    log: &mut Log,
-) -> Result<bool> {
-    let before = select_candidates(&[candidate]);
-    let passed = match candidate.check() {
-        Some(CandidateCheck::Ops(_)) => check_cases(args, device, Some(candidate), log),
-        Some(CandidateCheck::Slots) => slots::check_steps(args, device, Some(candidate), log),
-        None => Ok(true),
-    };
-    select_candidates(&before);
-    passed
-}
-
-fn check_cases(
-    args: &Args,
-    device: &Device,
-    candidate: Option<Candidate>,
-    log: &mut Log,
-) -> Result<bool> {
-    let own = candidate.and_then(Candidate::check);
-    let wants = |name: &str| match own {
-        Some(CandidateCheck::Ops(text)) => args.wants(name) && name.contains(text),
-        _ => args.wants(name),
-    };
+fn check_cases(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     let (begin, mut tally) = (Instant::now(), Tally::new(args.verbose));
     // Cases are not copied, only made again: the second list gets rounded operands.
     let rounded = all_cases(args)?;
     let oracle = Device::naive();
     for (case, rounded) in all_cases(args)?.iter().zip(rounded) {
-        if wants(&case.name) {
-            tally.check(case, rounded, device, &oracle)?;
-        }
+        tally.check(case, rounded, device, &oracle)?;
     }
     let is_gpu = device.backend().kind() == DeviceKind::Cuda;
     if is_gpu || args.large {
         let reference = if is_gpu { fox_cpu::device() } else { oracle };
-        for case in large_cases(args).iter().filter(|case| wants(&case.name())) {
+        for case in large_cases(args) {
             tally.check(&case.build()?, case.build()?, device, &reference)?;
         }
         for (case, again) in cases::large_wall().iter().zip(cases::large_wall()) {
-            if wants(&case.name) {
+            if args.wants(&case.name) {
                 tally.check(case, again, device, &reference)?;
             }
         }
         for case in cases::large_path_attention() {
             let build = || cases::path_attention_case(&case);
-            if wants(&build()?.name) {
+            if args.wants(&build()?.name) {
                 tally.check(&build()?, build()?, device, &reference)?;
             }
         }
     }
     let Tally { compared, unsupported, failures, worst, worst_name, .. } = tally;
-    if candidate.is_some() && compared + unsupported + failures.len() == 0 {
-        return Ok(true); // --only left none of its cases
-    }
     let seconds = begin.elapsed().as_secs_f64();
-    let name = candidate.map_or("op cases", Candidate::name);
     let mut text = format!(
-        "  {name}: {compared} compared, worst error {worst:.2} of its tolerance ({worst_name}), {seconds:.0} s\n"
+        "  op cases: {compared} compared, worst error {worst:.2} of its tolerance ({worst_name}), {seconds:.0} s\n"
     );
     if unsupported > 0 {
         let verdict = if args.allow_unsupported { "" } else { "FAIL " };
@@ -266,7 +236,7 @@ fn check_cases(
     }
     let passed = failures.is_empty() && (unsupported == 0 || args.allow_unsupported);
     let figures = json!({
-        "name": name, "cases": compared, "unsupported": unsupported, "failures": failures,
+        "name": "op cases", "cases": compared, "unsupported": unsupported, "failures": failures,
         "worst_fraction_of_tolerance": worst, "worst_case": worst_name, "seconds": seconds,
     });
     log.check(passed, &text, figures)

@@ -1,4 +1,5 @@
-//! Kernels that have not been measured on a GPU yet: compiled and emulated, but selected on request only.
+//! Kernels whose advantage has not been measured on a GPU, or not everywhere: compiled and emulated, but selected on
+//! request only.
 //!
 //! The environment variable `FOX_CANDIDATES=name,name` selects them for a process; benchmarks and self-tests switch with
 //! [`select`]. A candidate that wins replaces the kernel beside it, one that loses goes to `NOTES.md`; either way it
@@ -12,111 +13,19 @@ use crate::{Error, Result};
 /// A kernel on trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
-    /// Attention backward on Hopper with all left operands from registers.
-    AttentionRegisters,
-    /// Attention backward on Hopper for bidirectional masks, in place of the portable one.
-    AttentionBidirectional,
-    /// Older spans of PaTH attention by the kernels of forgetting attention on Hopper, in bf16 and without pruning.
-    PathSpans,
-    /// The same for Wall attention.
-    WallSpans,
     /// Decode steps: attention from raw projections to the output norm in one launch. Same bits.
     DecodeAttend,
-    /// Decode steps: launches between matmuls prefetch weights of coming ones into L2. Same bits.
-    DecodePrefetch,
-    /// Decode steps: matmuls of few rows multiply int8 weights as exact integers. Other bits than those of more rows; if
-    /// this becomes the default, the matmuls of more rows must follow.
-    DecodeExact,
-}
-
-/// What a candidate computes, and so which benchmark measures it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CandidateOp {
-    /// Causal forgetting attention.
-    Attention,
-    /// Bidirectional forgetting attention.
-    Bidirectional,
-    /// PaTH attention.
-    Path,
-    /// Wall attention.
-    Wall,
-    /// Decode steps over slots.
-    Decode,
-}
-
-impl std::fmt::Display for CandidateOp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            CandidateOp::Attention => "causal attention",
-            CandidateOp::Bidirectional => "bidirectional attention",
-            CandidateOp::Path => "PaTH attention",
-            CandidateOp::Wall => "Wall attention",
-            CandidateOp::Decode => "decode steps",
-        })
-    }
-}
-
-/// What `fox selftest` runs with a candidate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CandidateCheck {
-    /// Op cases whose names contain this.
-    Ops(&'static str),
-    /// Decode steps over slots.
-    Slots,
 }
 
 impl Candidate {
     /// All candidates, in declaration order.
-    pub const ALL: [Candidate; 7] = [
-        Candidate::AttentionRegisters,
-        Candidate::AttentionBidirectional,
-        Candidate::PathSpans,
-        Candidate::WallSpans,
-        Candidate::DecodeAttend,
-        Candidate::DecodePrefetch,
-        Candidate::DecodeExact,
-    ];
+    pub const ALL: [Candidate; 1] = [Candidate::DecodeAttend];
 
     /// The name in `FOX_CANDIDATES`.
     pub fn name(self) -> &'static str {
         match self {
-            Candidate::AttentionRegisters => "attention-registers",
-            Candidate::AttentionBidirectional => "attention-bidirectional",
-            Candidate::PathSpans => "path-spans",
-            Candidate::WallSpans => "wall-spans",
             Candidate::DecodeAttend => "decode-attend",
-            Candidate::DecodePrefetch => "decode-prefetch",
-            Candidate::DecodeExact => "decode-exact",
         }
-    }
-
-    /// What it computes.
-    pub fn op(self) -> CandidateOp {
-        match self {
-            Candidate::AttentionRegisters => CandidateOp::Attention,
-            Candidate::AttentionBidirectional => CandidateOp::Bidirectional,
-            Candidate::PathSpans => CandidateOp::Path,
-            Candidate::WallSpans => CandidateOp::Wall,
-            Candidate::DecodeAttend | Candidate::DecodePrefetch | Candidate::DecodeExact => {
-                CandidateOp::Decode
-            }
-        }
-    }
-
-    /// Whether a decode step has the same bits with it, in every batch.
-    pub fn is_batch_invariant(self) -> bool {
-        self != Candidate::DecodeExact
-    }
-
-    /// The self-test of the candidate; none where it breaks a promise that the self-test checks.
-    pub fn check(self) -> Option<CandidateCheck> {
-        let check = match self.op() {
-            CandidateOp::Attention | CandidateOp::Bidirectional => CandidateCheck::Ops("attention"),
-            CandidateOp::Path => CandidateCheck::Ops("path_attention"),
-            CandidateOp::Wall => CandidateCheck::Ops("wall"),
-            CandidateOp::Decode => CandidateCheck::Slots,
-        };
-        self.is_batch_invariant().then_some(check)
     }
 
     /// Parses a list of names separated by commas; an empty list is valid.

@@ -46,9 +46,7 @@ mod source;
 mod timer;
 
 pub use backend::{Cuda, Precision, device};
-pub use candidates::{
-    Candidate, CandidateCheck, CandidateOp, alternate_steps, select as select_candidates,
-};
+pub use candidates::{Candidate, alternate_steps, select as select_candidates};
 pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
 pub use generation::{ComputeCapability, Generation};

@@ -119,23 +119,7 @@ fn matmuls_are_batch_invariant() {
     // Weights that can be in 8 bits; those in bf16 come out as if they were.
     let (odd_rounded, eight_rounded) =
         ("WIDTHS=32,96,1056 ROUNDED=1", "WIDTHS=512,1024,1536 ROUNDED=1");
-    let blocks_rounded = "WIDTHS=64,512,1536 ROUNDED=1";
-    let groups: [(&str, &[&str]); 10] = [
-        // Exact integers, which have other bits than rounded weights.
-        (
-            blocks_rounded,
-            &[
-                "TILES=0 NT=1 K_SPLITS=4 DEPTH=6 GLU=0 INT8=2 BLOCK_DEPTH=6",
-                "TILES=0 NT=2 K_SPLITS=4 DEPTH=4 GLU=0 INT8=2 BLOCK_DEPTH=4",
-            ],
-        ),
-        (
-            blocks_rounded,
-            &[
-                "TILES=0 NT=1 K_SPLITS=8 DEPTH=6 GLU=1 INT8=2 BLOCK_DEPTH=1",
-                "TILES=0 NT=2 K_SPLITS=8 DEPTH=4 GLU=1 INT8=2 BLOCK_DEPTH=3",
-            ],
-        ),
+    let groups: [(&str, &[&str]); 8] = [
         (
             odd_rounded,
             &[
@@ -232,10 +216,7 @@ fn heads_attention_and_norms_match_reference() {
     run(
         "steps",
         &["decode_rows", "decode_attention", "decode_attend"],
-        &[
-            "HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16 PREFETCH=1",
-            "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8",
-        ],
+        &["HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8"],
     );
 }
 
@@ -272,19 +253,5 @@ fn attention_backward_on_hopper_matches_its_definition() {
     for (variant, words) in variants.iter().zip(&printed) {
         println!("{variant}\n{words}");
     }
-    // Left operands from registers change the order of no sum.
-    let mut compared = 0;
-    for (variant, words) in variants.iter().zip(&printed) {
-        let other = variant.replace("LEFT_REGISTERS=1", "LEFT_REGISTERS=0");
-        let at = variants.iter().position(|v| *v == other && other != *variant);
-        if let Some(at) = at {
-            assert_eq!(words, &printed[at], "{variant}");
-            compared += 1;
-        }
-    }
-    assert_eq!(
-        (variants.len(), compared),
-        (18, 6),
-        "variants, and pairs of both kinds of left operands"
-    );
+    assert_eq!(variants.len(), 12);
 }

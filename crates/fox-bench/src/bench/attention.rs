@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_cuda::{CandidateOp, select_candidates};
 use fox_model::{ATTENTION_BACKWARD, attention_flops};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
@@ -15,7 +14,7 @@ use serde_json::json;
 
 use super::sampled::{self, SampledAttention};
 use super::train::pruned;
-use super::{Candidates, check_host_memory, machine, median, normals, seconds};
+use super::{check_host_memory, machine, median, normals, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -66,9 +65,6 @@ pub struct Args {
     /// See keys on both sides
     #[arg(long)]
     bidirectional: bool,
-    /// Alternate the default kernels with these candidates of `FOX_CANDIDATES`, e.g. attention-registers
-    #[arg(long, value_name = "NAMES", value_parser = Candidates::parse)]
-    candidates: Option<Candidates>,
     /// Measurements; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -80,15 +76,6 @@ pub struct Args {
 }
 
 impl Args {
-    fn op(&self) -> CandidateOp {
-        match self {
-            Args { path: true, .. } => CandidateOp::Path,
-            Args { wall: Some(_), .. } => CandidateOp::Wall,
-            Args { bidirectional: true, .. } => CandidateOp::Bidirectional,
-            _ => CandidateOp::Attention,
-        }
-    }
-
     fn spec(&self, batch: usize, seq: usize) -> AttentionSpec {
         let (heads, head_dim) = (self.heads as usize, self.head_dim as usize);
         AttentionSpec {
@@ -316,19 +303,6 @@ fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured
     sampled::check(&run, tolerance(device, spec.head_dim, seq))
 }
 
-/// Rejects results of candidates that differ from those of the default kernels by more than both may be off.
-fn check_alike(candidates: &Results, defaults: &Results, tolerance: f64) -> Result<()> {
-    for ((name, got), (_, want)) in candidates.iter().zip(defaults) {
-        let error = relative_error(&got.to_f64()?, &want.to_f64()?);
-        if error.is_nan() || error > 2.0 * tolerance {
-            bail!(
-                "{name} of the candidates differs from the default kernels by {error:.1e}; it must be correct first"
-            );
-        }
-    }
-    Ok(())
-}
-
 /// The largest relative error of a short sequence against the oracle.
 fn check(device: &Device, args: &Args) -> Result<f64> {
     let spec = args.spec(1, args.seq.min(200) as usize);
@@ -371,14 +345,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let values = (2 * (args.heads as usize + kv_heads as usize) + others) * args.head_dim as usize;
     check_host_memory(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
-    if let Some(candidates) = &args.candidates {
-        candidates.require(&device, args.op())?;
-    }
     let mut error = check(&device, args)?;
     let spec = args.spec(batch, seq);
     let operands = Operands::new(&device, &spec, batch * seq, args)?;
     device.reset_peak();
-    let (mut rounds, mut contender, mut rate) = (Rounds::default(), Rounds::default(), 0.0f64);
+    let (mut rounds, mut rate) = (Rounds::default(), 0.0f64);
     let (mut pruned_fraction, mut outputs, mut peak, mut calls) = (0.0, 0, 0, 1);
     for round in 0..=args.repeat {
         rate = rate.max(matmul_rate(&device)?);
@@ -395,29 +366,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
             error = error.max(check_sampled(&device, args, &operands, &measured)?);
         }
-        if let Some(candidates) = &args.candidates {
-            let before = select_candidates(&candidates.list);
-            let other = forward_backward(&device, &operands, &spec, calls)?;
-            select_candidates(&before);
-            if round > 0 {
-                contender.forward.push(other.forward);
-                contender.backward.push(other.backward);
-            } else {
-                error = error.max(check_sampled(&device, args, &operands, &other)?);
-                // Not all ops are sampled, and short sequences may not reach the candidate.
-                check_alike(
-                    &other.results,
-                    &measured.results,
-                    tolerance(&device, spec.head_dim, seq),
-                )?;
-            }
-        }
     }
     let (fwd, bwd) = (median(rounds.forward), median(rounds.backward));
-    let contender = args
-        .candidates
-        .as_ref()
-        .map(|c| (c, median(contender.forward), median(contender.backward)));
     let heads = batch as f64 * spec.heads as f64;
     let causal = heads * attention_flops(seq, spec.window, spec.head_dim);
     let all = match (args.bidirectional, args.path) {
@@ -444,10 +394,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "floor_fraction": fraction((1.0 + ATTENTION_BACKWARD) * work, fwd + bwd),
         "pruned_fraction": pruned_fraction,
         "peak_bytes": peak, "scratch_bytes": scratch,
-        "candidates": contender.as_ref().map(|(c, fwd, bwd)| json!({
-            "names": c.names, "fwd_ms": fwd * 1e3, "bwd_ms": bwd * 1e3,
-            "fwd_gflops": work / fwd / 1e9, "bwd_gflops": ATTENTION_BACKWARD * work / bwd / 1e9,
-        })),
     });
     if args.json {
         output::print(&format!("{report:#}\n"))?;
@@ -461,15 +407,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             format!("{:.1}% of the roofline", 100.0 * fraction(flops, seconds)),
         ]
     };
-    let mut rows = vec![
+    let rows = vec![
         row("forward", fwd, work),
         row("backward", bwd, ATTENTION_BACKWARD * work),
         row("both", fwd + bwd, (1.0 + ATTENTION_BACKWARD) * work),
     ];
-    if let Some((candidates, fwd, bwd)) = &contender {
-        rows.push(row(&format!("forward, {}", candidates.names), *fwd, work));
-        rows.push(row(&format!("backward, {}", candidates.names), *bwd, ATTENTION_BACKWARD * work));
-    }
     let text = format!(
         "attention {batch} x {} heads x {seq} x {}, {}\nlargest error against the oracle {error:.1e}\n{}\
          matrix product {:.1} GFLOP/s; blocks pruned {:.1}%; peak memory {}, beyond inputs and outputs {}\n",

@@ -17,10 +17,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use fox_cuda::{Candidate, CandidateOp};
 use fox_model::Architecture;
+use fox_tensor::Device;
 use fox_tensor::cases::Rng;
-use fox_tensor::{Device, DeviceKind};
 
 use crate::engine::free_on_host;
 use crate::output;
@@ -73,36 +72,6 @@ fn seconds<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let value = f()?;
     Ok((value, start.elapsed().as_secs_f64()))
-}
-
-/// The argument of `--candidates`: kernels of the CUDA backend that are measured beside the default ones.
-#[derive(Clone, Debug)]
-struct Candidates {
-    names: String,
-    list: Vec<Candidate>,
-}
-
-impl Candidates {
-    fn parse(names: &str) -> std::result::Result<Self, String> {
-        let list = Candidate::list(names).map_err(|error| error.to_string())?;
-        if list.is_empty() {
-            let known = Candidate::ALL.map(Candidate::name).join(", ");
-            return Err(format!("the list is empty; give some of {known}"));
-        }
-        Ok(Candidates { names: names.to_owned(), list })
-    }
-
-    /// Rejects candidates that a measurement of `op` on this device would never run.
-    fn require(&self, device: &Device, op: CandidateOp) -> Result<()> {
-        if device.backend().kind() != DeviceKind::Cuda {
-            bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
-        }
-        if let Some(other) = self.list.iter().find(|candidate| candidate.op() != op) {
-            let (name, measured) = (other.name(), other.op());
-            bail!("--candidates: `{name}` is a kernel of {measured}, but this measures {op}");
-        }
-        Ok(())
-    }
 }
 
 /// The median of an odd number of measurements.

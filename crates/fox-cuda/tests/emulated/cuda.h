@@ -325,9 +325,6 @@ void mma_tn(float (&c)[N / 2], const u16* a, const u16* b) {
         c, [&](int row, int k) { return a[k * A_PITCH + row]; }, [&](int k, int n) { return b[k * B_PITCH + n]; });
 }
 
-// Bytes that were prefetched into L2, by address.
-static std::vector<std::pair<const char*, int>> prefetched;
-
 // Asynchronous copies arrive at once.
 inline void copy_async(u16* dst, const u16* src, bool valid) {
     if (valid) memcpy(dst, src, 16);

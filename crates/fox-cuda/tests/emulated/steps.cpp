@@ -14,33 +14,6 @@ namespace attend {
 typedef std::vector<float> Floats;
 typedef std::vector<double> Doubles;
 
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-constexpr int FURTHER = PREFETCH ? 2 : 0;  // layers of thread blocks that prefetch
-
-// Weights that launches prefetch: every byte once.
-static std::vector<u16> weights(1 << 20);
-static void ask_for_weights(DecodeRange (&coming)[2]) {
-    prefetched.clear();
-    coming[0] = DecodeRange{weights.data(), 5000 * 16}, coming[1] = DecodeRange{weights.data() + 100000, 1 << 20};
-}
-static void check_prefetched(const DecodeRange (&coming)[2]) {
-    if (!PREFETCH) return;
-    std::vector<u8> count(2 * weights.size());
-    for (const auto& [at, bytes] : prefetched) {
-        const size_t first = at - reinterpret_cast<const char*>(weights.data());
-        if (at - reinterpret_cast<const char*>(weights.data()) < 0 || first + bytes > count.size() || bytes % 16 || first % 16) {
-            printf("prefetches %d bytes at %zu\n", bytes, first), exit(1);
-        }
-        for (int i = 0; i < bytes; ++i) ++count[first + i];
-    }
-    for (const DecodeRange& range : coming) {
-        const size_t first = 2 * (range.at - weights.data());
-        for (int i = 0; i < range.bytes; ++i) expect_close(count[first + i], 1, 0.0, "prefetches", 0, i);
-    }
-}
-
 constexpr int D = HEAD_DIM, LAYERS = 2, LAYER = 1, SLOTS = 5, ROWS = 8;
 
 struct Options {
@@ -157,9 +130,7 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     if (!o.gated) h.start[5] = -1;
     h.stride = stride, h.layers = LAYERS, h.layer = LAYER, h.heads = heads, h.kv_heads = kv_heads;
     h.q_shared = h.k_shared = o.shared, h.qk_eps = 1e-5f, h.scale = 1.f / sqrtf(D);
-    ask_for_weights(h.coming);
-    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1 + FURTHER}, 256, [&] { rows::decode_heads(h); });
-    check_prefetched(h.coming);
+    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_heads(h); });
 
     DecodeAttentionParams a{};
     a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.gate_sums = now.data();
@@ -276,9 +247,7 @@ static void check_norms(int runs) {
     DecodeNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
     p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
-    ask_for_weights(p.coming);
-    launch({ROWS, 1 + FURTHER, 1}, 256, [&] { rows::decode_norm(p); });
-    check_prefetched(p.coming);
+    launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     p.embeddings = nullptr;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     for (int row = 0; row < ROWS; ++row) {

@@ -20,14 +20,14 @@
 // A bidirectional mask has two sides, with opposite signs of the gates: a tile first visits the queries before its keys
 // (`mirrored` steps), then those at and after them. A block of queries on the diagonal is visited on both sides. All tiles
 // take as long, so that those of a head, staggered by their first semaphores, stay so. The gate gradient needs signed
-// sums of dS per query: products of the fragments of dS with ones.
+// sums of dS per query: products of dS with ones, so dS passes through registers, and with it the other left operands.
 //
 // Lost: first keys first for all heads, longest tiles first (14 % slower: all tiles of a head start on the same
 // queries and serialize on the semaphores, wave after wave); all heads reversed (better than none at head dim 128,
 // worse at 64 and with pruning: tiles run in lockstep, and the first one always misses the L2 cache).
 //
 // The consumers' main loop is in backward_consumer.cuh. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else
-// 64), GATES, MASK, WINDOW, LEFT_REGISTERS (left operands K, V and dS from registers; see gemm_stream_nt).
+// 64), GATES, MASK, WINDOW.
 #include "attention.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
@@ -41,13 +41,12 @@ constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
 constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
 static_assert(DS_SLABS * SLABS == 2, "two warpgroups compute dQ as two 64 x 64 halves");
-// With LEFT_REGISTERS dP = V dO^T takes fragments of DP_STEPS x 16 columns of V through registers, between parts of the
-// exponentials: as many cycles of products as of exponentials.
-constexpr int DP_STEPS = SLABS;
-constexpr int DP_PARTS = LEFT_REGISTERS ? HEAD_DIM / 16 / DP_STEPS : 1;
 
 constexpr bool TWO_SIDES = MASK == MASK_BIDIRECTIONAL;
-static_assert(LEFT_REGISTERS || !TWO_SIDES, "row sums take dS from registers");
+// With two sides dP = V dO^T takes fragments of DP_STEPS x 16 columns of V through registers, between parts of the
+// exponentials: as many cycles of products as of exponentials.
+constexpr int DP_STEPS = SLABS;
+constexpr int DP_PARTS = TWO_SIDES ? HEAD_DIM / 16 / DP_STEPS : 1;
 
 // A warpgroup's 64 x 64 half of dQ of a tile in accumulator order, then the sums of dS over each eighth of the
 // queries, per warp: finer sums would spill at head dim 64. With two sides, the sum per query.

@@ -105,13 +105,13 @@ struct Consumer {
     DEVICE void multiply_dq(float (&dq)[32], float (&sums)[4], u32 index) {
         const u8* ds = sh.ds[index % 3] + (DS_SLABS == 2 ? warpgroup * KV_SLAB : 0);
         const u64 keys = matrix_descriptor(sh.k + (SLABS == 2 ? warpgroup * KV_SLAB : 0), 0);
-        if (LEFT_REGISTERS) {
+        if (TWO_SIDES) {
             constexpr u32 ONES = 0x3f803f80;
             sums[0] = sums[1] = sums[2] = sums[3] = 0.f;
             // The sums take four registers, and there are none left beside two accumulators of 128 columns.
-            constexpr int RING = TWO_SIDES && GATES && SLABS == 2 ? 2 : FRAGMENTS<64>;
+            constexpr int RING = GATES && SLABS == 2 ? 2 : FRAGMENTS<64>;
             gemm_stream_tn<64, BLOCK_N, RING>(dq, ds, keys, [&](const u32* fragment) {
-                if (TWO_SIDES && GATES) mma(sums, fragment, ONES, ONES);
+                if (GATES) mma(sums, fragment, ONES, ONES);
             });
         } else {
             wgmma_fence();
@@ -174,7 +174,7 @@ struct Consumer {
         mbarrier_wait(&sh.q_full[stage], index / STAGES % 2);
         const u8* keys = sh.k + warpgroup * 64 * SLAB_ROW_BYTES;
         const u64 queries = matrix_descriptor(sh.q[stage], 0);
-        if (LEFT_REGISTERS) {
+        if (TWO_SIDES) {
             gemm_stream_nt<BLOCK_M, HEAD_DIM, KV_SLAB, Q_SLAB>(s, keys, queries);
         } else {
             wgmma_fence();
@@ -188,7 +188,7 @@ struct Consumer {
     DEVICE void multiply_values(float (&dp)[BLOCK_M / 2], int stage) {
         const u8* values = sh.v + warpgroup * 64 * SLAB_ROW_BYTES;
         const u64 d_out = matrix_descriptor(sh.d_out[stage], 0);
-        if (LEFT_REGISTERS) {
+        if (TWO_SIDES) {
             u32 batch[4 * DP_STEPS];
             load_left_from<16 * DP_STEPS, KV_SLAB>(batch, values, DP_STEPS * PART);
             wgmma_fence();
@@ -257,19 +257,17 @@ struct Consumer {
         gemm_rn<HEAD_DIM, BLOCK_M>(dv, pf, matrix_descriptor(sh.d_out[stage], Q_SLAB), true);
         gemm_rn<HEAD_DIM, BLOCK_M>(dk, df, matrix_descriptor(sh.q[stage], Q_SLAB), true);
         wgmma_commit();
-        float next_sum = 0.f;
-        // Shuffles beside products, and eight registers less during those below.
-        if (LEFT_REGISTERS && !TWO_SIDES) next_sum = transposed_sum(part);
         if (!LAST) multiply_scores(s, step + 1);
-        // dV and dK are finished: their operands' registers are free for dQ. There are none for the fragments of S, too.
-        wgmma_wait<LAST || LEFT_REGISTERS ? 0 : 1>();
+        // dV and dK are finished: their operands' registers are free for dQ. With two sides there are none for the
+        // fragments of S, too.
+        wgmma_wait<LAST || TWO_SIDES ? 0 : 1>();
         release(&sh.do_empty[stage]);
         release(&sh.q_empty[stage]);
         if (!FIRST) multiply_dq(dq, row_sums, step - 1);
         wgmma_wait<0>();
         barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), 256);
         if (!FIRST) publish_dq(dq, row_sums, tile_sum, step - 1, mirrored);
-        tile_sum = LEFT_REGISTERS ? next_sum : transposed_sum(part);
+        if (!TWO_SIDES) tile_sum = transposed_sum(part);
         sums.x += column_sums.x;
         sums.y += column_sums.y;
         ++step;

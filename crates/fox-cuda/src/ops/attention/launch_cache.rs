@@ -5,12 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_tensor::{Mask, Segments};
+use fox_tensor::Segments;
 
 use super::Attention;
 use super::tiles::{self, Features, TileConfig};
 use super::tiling::Tiling;
-use crate::candidates::{Candidate, enabled};
 use crate::launch::Kernel;
 use crate::lru::LruCache;
 use crate::ops::path::PathTable;
@@ -43,18 +42,16 @@ pub(super) struct TileKey {
     wgmma: bool,
     head_dim: usize,
     features: Features,
-    /// Left operands of the Hopper backward come from registers.
-    left_registers: bool,
 }
 
 impl TileKey {
     fn tile(&self) -> TileConfig {
-        let &TileKey { forward, wide, wgmma, head_dim, features, left_registers } = self;
+        let &TileKey { forward, wide, wgmma, head_dim, features } = self;
         match (forward, wgmma) {
             _ if wide => tiles::f32_kernel(head_dim, forward),
             (true, true) => tiles::hopper_forward(head_dim, features),
             (true, false) => tiles::portable_forward(head_dim, features),
-            (false, _) => tiles::hopper_backward(head_dim, features, left_registers)
+            (false, _) => tiles::hopper_backward(head_dim, features)
                 .filter(|_| wgmma)
                 .unwrap_or_else(|| tiles::portable_backward(head_dim, features)),
         }
@@ -80,11 +77,6 @@ impl<T: Float> Attention<'_, T> {
             wgmma: self.uses_wgmma(),
             head_dim: self.spec.head_dim,
             features: self.features(),
-            left_registers: !forward
-                && enabled(match self.spec.mask {
-                    Mask::Causal => Candidate::AttentionRegisters,
-                    Mask::Bidirectional => Candidate::AttentionBidirectional,
-                }),
         }
     }
 

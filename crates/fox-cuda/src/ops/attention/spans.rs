@@ -53,7 +53,7 @@ pub(in crate::ops) fn dq_len(head_dim: usize, rows: usize) -> usize {
 impl<T: Float> Attention<'_, T> {
     /// Whether there are kernels for spans.
     pub(in crate::ops) fn has_span_kernels(&self) -> bool {
-        let backward = hopper_backward(self.spec.head_dim, self.features(), false);
+        let backward = hopper_backward(self.spec.head_dim, self.features());
         self.uses_wgmma() && self.spec.window.is_none() && backward.is_some()
     }
 

@@ -79,13 +79,8 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig 
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
-/// Backward on Hopper, for head dims up to 128. Its left operands come from registers, or with a causal mask also from
-/// shared memory.
-pub(crate) fn hopper_backward(
-    head_dim: usize,
-    features: Features,
-    left_registers: bool,
-) -> Option<TileConfig> {
+/// Backward on Hopper, for head dims up to 128.
+pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<TileConfig> {
     let head_dim = padded_head_dim(head_dim);
     // Two warpgroups of 64 keys hold dK and dV in registers, beside S and dP of 128 queries (head dim 64) or 64 queries.
     let block_m = match head_dim {
@@ -93,23 +88,13 @@ pub(crate) fn hopper_backward(
         96 | 128 => 64,
         _ => return None,
     };
-    if features.mask != Mask::Causal && !left_registers {
-        return None;
-    }
     let (block_n, slabs) = (128, head_dim.div_ceil(64));
     let kv = 2 * slabs * block_n * 128;
     let queries = 2 * 2 * slabs * block_m * 128;
     let ds = 3 * (block_m / 64) * block_n * 128;
     let dq = 2 * 64 * 64 * 4;
-    let [gates, mask, window] = features.defines();
-    let defines = vec![
-        format!("HEAD_DIM={head_dim}"),
-        format!("BLOCK_M={block_m}"),
-        gates,
-        mask,
-        window,
-        format!("LEFT_REGISTERS={}", i32::from(left_registers)),
-    ];
+    let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_M={block_m}")];
+    defines.extend(features.defines());
     Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
 }
 
@@ -198,10 +183,8 @@ pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
                     if generation.has_wgmma() {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
-                        for left_registers in [false, true] {
-                            let bwd = hopper_backward(head_dim, features, left_registers);
-                            variants.extend(bwd.map(|t| (t.source, t.defines)));
-                        }
+                        let bwd = hopper_backward(head_dim, features);
+                        variants.extend(bwd.map(|t| (t.source, t.defines)));
                     }
                 }
             }
@@ -225,7 +208,7 @@ mod tests {
             assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(f32_kernel(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
-            if let Some(tile) = hopper_backward(head_dim, features, true) {
+            if let Some(tile) = hopper_backward(head_dim, features) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }
         }

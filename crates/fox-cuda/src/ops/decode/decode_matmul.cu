@@ -9,8 +9,7 @@
 // (`exchange_k16`).
 //
 // Compile-time: NT tiles of 8 rows, K_SPLITS, DEPTH (weight steps prefetched into registers), GLU (pairs of weight rows
-// become act(g) u), INT8 (matrices with scales are int8; with 1 they multiply as if they had been dequantized to bf16
-// before, with 2 see Int8Rows), BLOCK_DEPTH (with INT8 2, blocks of int8 weights prefetched).
+// become act(g) u), INT8 (matrices with scales are int8; they multiply as if they had been dequantized to bf16 before).
 #include "decode.cuh"
 #include "int8.cuh"
 #include "mma.cuh"
@@ -93,105 +92,17 @@ struct Rows {
     DEVICE void load(uint4 (&w)[2], int step) const { w[0] = top.load(step), w[1] = bottom.load(step); }
 };
 
-#if INT8 == 2
-// A 4 x 4 transposition of 32-bit words in four lanes: word i of lane t becomes word reverse(t) of lane reverse(i), where
-// `reverse` swaps the two bits.
-DEVICE void transpose_words(u32 (&x)[4]) {
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 got = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 2], 1);
-        x[i] = odd ? got : x[i], x[i + 2] = odd ? x[i + 2] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(~0u, high ? x[i] : x[i + 1], 2);
-        x[i] = high ? got : x[i], x[i + 1] = high ? x[i + 1] : got;
-    }
-}
-// Bytes 2 `pair` and 2 `pair` + 1 of a word as bf16 integers, exactly: 128 plus the low seven bits, minus 128 or, for a
-// negative byte, 256.
-DEVICE u32 int8_pair(u32 bytes, int pair) {
-    const u32 x = __byte_perm(bytes, 0, pair ? 0x4342 : 0x4140);
-    const u32 low = (x & 0x007f007fu) | 0x43004300u, sign = (x & 0x00800080u) | 0xc300c300u;
-#if EMULATED
-    return pack_bf16(bf16_lo(low) + bf16_lo(sign), bf16_hi(low) + bf16_hi(sign));
-#else
-    u32 y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(0x3f803f80u), "r"(sign));
-    return y;
-#endif
-}
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul(const __grid_constant__ DecodeMatmul p) {
+    __shared__ float sums[K_SPLITS * NT * TILE];
+    let_successor_begin();
+    const int split = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The matrix of this block, and its tile of 16 weight rows.
+    const DecodeMatrix matrix = matrix_of_block(p);
+    const int tile = blockIdx.y - matrix.first_block;
+    const int steps = p.width / 32;
+    const int begin = split * steps / K_SPLITS, count = (split + 1) * steps / K_SPLITS - begin;
 
-// The rows of an int8 matrix, read 64 columns (a block with one scale) at a time. The integers are multiplied by the
-// activations as they are, and the sums of a block by its scale: no weight is rounded. Sixteen adjacent columns per
-// instruction, as everywhere, so that a kernel for more rows can have the same bits.
-struct Int8Rows {
-    struct Block {
-        uint4 top, bottom;
-        float top_scale, bottom_scale;
-    };
-    const Rows& rows;
-
-    DEVICE void load(Block& to, int block) const {
-        to.top = to.bottom = make_uint4(0, 0, 0, 0);
-        to.top_scale = to.bottom_scale = 0.f;
-        const int word = 32 * block + 8 * (threadIdx.x % 4);  // of two columns
-        if (rows.top.w) to.top = load_weights(rows.top.w + word), to.top_scale = rows.top.scales[block];
-        if (rows.bottom.w) to.bottom = load_weights(rows.bottom.w + word), to.bottom_scale = rows.bottom.scales[block];
-    }
-    // Adds the products of `count` blocks from `begin` on; the first BLOCK_DEPTH are loaded before the wait.
-    DEVICE void multiply(float (&c)[NT][4], const DecodeMatmul& p, int begin, int count) const {
-        Block w[BLOCK_DEPTH];
-#pragma unroll
-        for (int i = 0; i < BLOCK_DEPTH; ++i) {
-            if (i < count) load(w[i], begin + i);
-        }
-        wait_for_predecessor();
-        const int steps = p.width / 32;
-        const u16* x = p.x + (size_t(blockIdx.x) * NT * steps + 2 * begin) * 256 + 8 * (threadIdx.x % 32);
-        for (int base = 0; base < count; base += BLOCK_DEPTH) {
-#pragma unroll
-            for (int i = 0; i < BLOCK_DEPTH; ++i) {
-                if (base + i >= count) break;
-                u32 top[4] = {w[i].top.x, w[i].top.y, w[i].top.z, w[i].top.w};
-                u32 bottom[4] = {w[i].bottom.x, w[i].bottom.y, w[i].bottom.z, w[i].bottom.w};
-                transpose_words(top);
-                transpose_words(bottom);
-                float sums[NT][4] = {};
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint4 b[NT];
-#pragma unroll
-                    for (int t = 0; t < NT; ++t) {
-                        const u16* own = x + (size_t(t) * steps + 2 * (base + i) + half) * 256;
-                        b[t] = *reinterpret_cast<const uint4*>(own);
-                    }
-                    // Words 0 and 2 belong to the first 32 columns.
-#pragma unroll
-                    for (int k = 0; k < 2; ++k) {
-                        const u32 g = top[half + 2 * k], u = bottom[half + 2 * k];
-                        const u32 left[4] = {int8_pair(g, 0), int8_pair(u, 0), int8_pair(g, 1), int8_pair(u, 1)};
-#pragma unroll
-                        for (int t = 0; t < NT; ++t) mma(sums[t], left, k ? b[t].z : b[t].x, k ? b[t].w : b[t].y);
-                    }
-                }
-#pragma unroll
-                for (int t = 0; t < NT; ++t) {
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) {
-                        c[t][r] = fmaf(r < 2 ? w[i].top_scale : w[i].bottom_scale, sums[t][r], c[t][r]);
-                    }
-                }
-                if (base + i + BLOCK_DEPTH < count) load(w[i], begin + base + i + BLOCK_DEPTH);
-            }
-        }
-    }
-};
-#endif
-
-// Adds the products of `count` steps of 32 columns from `begin` on; the first DEPTH are loaded before the wait.
-DEVICE void multiply(float (&c)[NT][4], const DecodeMatmul& p, const Rows& rows, int begin, int count) {
+    const Rows rows(matrix, tile * RESULTS + lane / 4, p.width);
     uint4 w[DEPTH][2];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
@@ -200,8 +111,8 @@ DEVICE void multiply(float (&c)[NT][4], const DecodeMatmul& p, const Rows& rows,
     // Only weights may be read before the predecessor has ended.
     wait_for_predecessor();
 
-    const int steps = p.width / 32;
-    const u16* x = p.x + (size_t(blockIdx.x) * NT * steps + begin) * 256 + 8 * (threadIdx.x % 32);
+    float c[NT][4] = {};
+    const u16* x = p.x + (size_t(blockIdx.x) * NT * steps + begin) * 256 + 8 * lane;
     for (int base = 0; base < count; base += DEPTH) {
         uint4 b[DEPTH][NT];
 #pragma unroll
@@ -227,30 +138,6 @@ DEVICE void multiply(float (&c)[NT][4], const DecodeMatmul& p, const Rows& rows,
             if (base + i + DEPTH < count) rows.load(w[i], begin + base + i + DEPTH);
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul(const __grid_constant__ DecodeMatmul p) {
-    __shared__ float sums[K_SPLITS * NT * TILE];
-    let_successor_begin();
-    const int split = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // The matrix of this block, and its tile of 16 weight rows.
-    const DecodeMatrix matrix = matrix_of_block(p);
-    const int tile = blockIdx.y - matrix.first_block;
-    const int steps = p.width / 32;
-    const int begin = split * steps / K_SPLITS, count = (split + 1) * steps / K_SPLITS - begin;
-
-    const Rows rows(matrix, tile * RESULTS + lane / 4, p.width);
-    float c[NT][4] = {};
-#if INT8 == 2
-    if (matrix.scales) {
-        const int blocks = p.width / 64, first = split * blocks / K_SPLITS;
-        Int8Rows{rows}.multiply(c, p, first, (split + 1) * blocks / K_SPLITS - first);
-    } else {
-        multiply(c, p, rows, begin, count);
-    }
-#else
-    multiply(c, p, rows, begin, count);
-#endif
 
     // Partial sums of the warps: [K_SPLITS][NT][4][32].
     constexpr int AREA = NT * TILE;

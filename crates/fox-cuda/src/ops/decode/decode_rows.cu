@@ -1,43 +1,15 @@
 // Row-wise kernels of decode steps: residual stream and norms; queries, keys, values and gates; output of attention.
 //
-// Compile-time: HEAD_DIM, ITEMS (chunks of 1024 columns of the residual stream), SLABS (`blocked` in decode.cuh), PREFETCH
-// (further thread blocks prefetch the weights of coming matmuls into L2).
+// Compile-time: HEAD_DIM, ITEMS (chunks of 1024 columns of the residual stream), SLABS (`blocked` in decode.cuh).
 #include "decode_heads.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-#if PREFETCH
-constexpr int PREFETCH_BYTES = 4096;  // of one instruction
-
-// Prefetches the weights of coming matmuls when the predecessor, which is a matmul, has read its own. This is thread
-// block `block` of `blocks`; sizes are multiples of 16 bytes.
-DEVICE void prefetch_weights(const DecodeRange (&ranges)[2], int block, int blocks) {
-    wait_for_predecessor();
-    for (const DecodeRange& range : ranges) {
-        const int each = PREFETCH_BYTES * THREADS * blocks;
-        for (int at = PREFETCH_BYTES * (block * THREADS + threadIdx.x); at < range.bytes; at += each) {
-            const int bytes = min(PREFETCH_BYTES, range.bytes - at);
-#if EMULATED
-            prefetched.emplace_back(reinterpret_cast<const char*>(range.at) + at, bytes);
-#else
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(range.at + at / 2), "r"(bytes) : "memory");
-#endif
-        }
-    }
-}
-#endif
-
 // h = embedding of the token, or h + delta; x = rms(h) * w, blocked. One thread block per row. The matmul before has
 // left delta as p.k_splits partial sums [k_splits][rows, width].
 extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_constant__ DecodeNorm p) {
     let_successor_begin();
-#if PREFETCH
-    if (blockIdx.y > 0) {
-        prefetch_weights(p.coming, (blockIdx.y - 1) * gridDim.x + blockIdx.x, (gridDim.y - 1) * gridDim.x);
-        return;
-    }
-#endif
     const int row = blockIdx.x;
     const DecodeToken own = p.rows[row];
     float w[ITEMS][4], h[ITEMS][4];
@@ -108,13 +80,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_block(const __grid_
 // One warp per row and head of queries, keys and values.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_heads(const __grid_constant__ DecodeHeads p) {
     let_successor_begin();
-#if PREFETCH
-    if (blockIdx.z > 0) {
-        const int each = gridDim.x * gridDim.y;
-        prefetch_weights(p.coming, (blockIdx.z - 1) * each + blockIdx.y * gridDim.x + blockIdx.x, (gridDim.z - 1) * each);
-        return;
-    }
-#endif
     const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const DecodeToken row = p.rows[blockIdx.y];
     if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;

@@ -1,9 +1,8 @@
 //! The kernels of decode steps and their tile sizes.
 
-use super::candidates::Candidates;
 use super::params::{
     DecodeAttentionParams, DecodeBlocked, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge,
-    DecodeNorm, DecodeRange, DecodeSample, DecodeTable, DecodeToken, DrawParams,
+    DecodeNorm, DecodeSample, DecodeTable, DecodeToken, DrawParams,
 };
 use super::weights::STEP;
 use crate::gpu::ModuleKey;
@@ -21,16 +20,7 @@ const MATMUL_SM90: Source =
 const ROWS: Source = source!(
     "decode_rows",
     ["decode.cuh", "decode_heads.cuh"],
-    [
-        Page,
-        DecodeToken,
-        DecodeTable,
-        DecodeRange,
-        DecodeNorm,
-        DecodeBlocked,
-        DecodeHeads,
-        DecodeMerge
-    ]
+    [Page, DecodeToken, DecodeTable, DecodeNorm, DecodeBlocked, DecodeHeads, DecodeMerge]
 );
 const ATTENTION: Source = source!(
     "decode_attention",
@@ -40,7 +30,7 @@ const ATTENTION: Source = source!(
 const ATTEND: Source = source!(
     "decode_attend",
     ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh"],
-    [Page, DecodeToken, DecodeTable, DecodeRange, DecodeHeads, DecodeAttentionParams, DecodeMerge]
+    [Page, DecodeToken, DecodeTable, DecodeHeads, DecodeAttentionParams, DecodeMerge]
 );
 const SAMPLE: Source = source!("decode_sample", ["decode.cuh"], [DrawParams, DecodeSample]);
 
@@ -285,40 +275,19 @@ impl Tiling {
     }
 }
 
-/// How matmuls read int8 weights in place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Int8Weights {
-    /// There are none.
-    #[default]
-    Absent,
-    /// Dequantized to bf16.
-    Rounded,
-    /// As exact integers, for widths that are multiples of a block.
-    Exact,
-}
-
-/// Most blocks of int8 weights that a warp prefetches, for 8 rows.
-const BLOCK_DEPTH: usize = 8;
-
-fn product_defines(tiling: Tiling, int8: Int8Weights) -> Vec<String> {
+/// `int8`: whether some matrices have int8 weights.
+fn product_defines(tiling: Tiling, int8: bool) -> Vec<String> {
     let mut defines = tiling.defines();
-    if let Tiling::Few { nt, steps, .. } = tiling {
-        defines.push(format!("INT8={}", int8 as u8));
-        if int8 == Int8Weights::Exact {
-            let depth = steps.div_ceil(2).min(BLOCK_DEPTH / nt);
-            defines.push(format!("BLOCK_DEPTH={depth}"));
-        }
+    if tiling.reads_int8() {
+        defines.push(format!("INT8={}", u8::from(int8)));
     }
     defines
 }
 
-fn row_defines(family: Family, width: usize, head_dim: usize, prefetch: bool) -> Vec<String> {
+fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
     let slabs = u8::from(family == Family::Wgmma);
     let items = width.div_ceil(ITEM);
-    let mut all =
-        vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")];
-    all.extend(prefetch.then(|| "PREFETCH=1".to_owned()));
-    all
+    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
 }
 
 /// Few rows need more loads in flight; many rows are many thread blocks, which need registers.
@@ -341,14 +310,14 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
         for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
-                let kinds = [Int8Weights::Absent, Int8Weights::Rounded, Int8Weights::Exact];
-                for int8 in &kinds[..if tiling.reads_int8() { 3 } else { 1 }] {
-                    all.push((tiling.source().0, product_defines(tiling, *int8)));
+                all.push((tiling.source().0, product_defines(tiling, false)));
+                if tiling.reads_int8() {
+                    all.push((tiling.source().0, product_defines(tiling, true)));
                 }
             }
         }
         for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
-            all.push((ROWS, row_defines(family, width, head_dim, false)));
+            all.push((ROWS, row_defines(family, width, head_dim)));
         }
     }
     for (head_dim, few) in [64, 128, 256].into_iter().flat_map(|d| [(d, true), (d, false)]) {
@@ -359,27 +328,24 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
             all.push((ATTEND, attend_defines(family, head_dim)));
         }
     }
-    if generation.has_dependent_launch() {
-        all.push((ROWS, row_defines(Family::Mma, 1536, 64, true)));
-    }
     all.push((SAMPLE, Vec::new()));
     all
 }
 
 /// What [`product`] needs compiled.
-pub(super) fn product_module(tiling: Tiling, int8: Int8Weights) -> ModuleKey {
+pub(super) fn product_module(tiling: Tiling, int8: bool) -> ModuleKey {
     (tiling.source().0, product_defines(tiling, int8))
 }
 
 /// The kernel of a matmul.
-pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: Int8Weights) -> Result<Kernel> {
+pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: bool) -> Result<Kernel> {
     let (source, entry) = tiling.source();
     gpu.kernel(source, &product_defines(tiling, int8), entry)
 }
 
 /// The kernel that copies rows to the blocked layout.
 pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(family, ITEM, 64, false), "decode_block")
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "decode_block")
 }
 
 /// The kernels of a step except matmuls.
@@ -389,7 +355,7 @@ pub(super) struct Kernels {
     pub(super) attention: Kernel,
     pub(super) merge: Kernel,
     pub(super) sample: Kernel,
-    /// The launch that replaces `heads`, `attention` and `merge`, if it is a candidate.
+    /// The candidate that replaces `heads`, `attention` and `merge`.
     pub(super) attend: Option<Kernel>,
 }
 
@@ -400,14 +366,14 @@ impl Kernels {
         rows: usize,
         width: usize,
         head_dim: usize,
-        candidates: Candidates,
+        attend: bool,
     ) -> Vec<ModuleKey> {
         let mut all = vec![
-            (ROWS, row_defines(family, width, head_dim, candidates.prefetch)),
+            (ROWS, row_defines(family, width, head_dim)),
             (ATTENTION, attention_defines(head_dim, rows <= FEW_ROWS).into()),
             (SAMPLE, Vec::new()),
         ];
-        all.extend(candidates.attend.then(|| (ATTEND, attend_defines(family, head_dim))));
+        all.extend(attend.then(|| (ATTEND, attend_defines(family, head_dim))));
         all
     }
 
@@ -418,9 +384,9 @@ impl Kernels {
         rows: usize,
         width: usize,
         head_dim: usize,
-        candidates: Candidates,
+        attend: bool,
     ) -> Result<Self> {
-        let defines = row_defines(family, width, head_dim, candidates.prefetch);
+        let defines = row_defines(family, width, head_dim);
         let heads = attention_defines(head_dim, rows <= FEW_ROWS);
         Ok(Kernels {
             norm: gpu.kernel(ROWS, &defines, "decode_norm")?,
@@ -428,8 +394,7 @@ impl Kernels {
             merge: gpu.kernel(ROWS, &defines, "decode_merge")?,
             attention: gpu.kernel(ATTENTION, &heads, "decode_attention")?,
             sample: gpu.kernel(SAMPLE, &[], "decode_sample")?,
-            attend: candidates
-                .attend
+            attend: attend
                 .then(|| gpu.kernel(ATTEND, &attend_defines(family, head_dim), "decode_attend"))
                 .transpose()?,
         })

@@ -3,7 +3,7 @@
 use fox_tensor::{DType, Tensor};
 
 use super::kernels::{
-    BUCKETS, Family, Int8Weights, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
+    BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
 };
 use super::params::{DecodeBlocked, DecodeMatmul, DecodeMatrix};
 use super::step::launch_product;
@@ -28,8 +28,7 @@ impl Cuda {
         let family = Family::of(&self.gpu, padded, &[width]);
         let tiling = Tiling::new(family, padded, width, false);
         let in_place = tiling.reads_int8() && Int8::of(w)?.is_some();
-        let int8 = if in_place { Int8Weights::Rounded } else { Int8Weights::Absent };
-        let kernel = product(&self.gpu, tiling, int8)?;
+        let kernel = product(&self.gpu, tiling, in_place)?;
         let block = block_rows(&self.gpu, family)?;
         let from = self.activation(x)?;
         // bf16 weights, alive until the matmul has been launched.

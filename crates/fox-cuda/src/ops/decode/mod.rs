@@ -3,7 +3,6 @@
 //! A step has one set of launches for all its rows, nine per layer. All kernels are compiled, and the launches of every
 //! bucket of rows and of context lengths are captured as a CUDA graph, when the slots are opened.
 
-mod candidates;
 mod dequantize;
 mod graph;
 mod kernels;
@@ -24,10 +23,10 @@ use fox_tensor::{
 
 use crate::backend::Cuda;
 use crate::backend::storage::memory;
+use crate::candidates::{Candidate, enabled, steps_alternate};
 use crate::ops::paged::{DeviceTable, Writes};
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
-use candidates::Candidates;
 use graph::Graph;
 pub(super) use kernels::variants;
 use kernels::{BUCKETS, bucket_of, kv_splits};
@@ -99,7 +98,9 @@ impl Cuda {
         let weights = self.device_weights(model)?;
         let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
         let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
-        let kinds = Candidates::of_steps().into_iter();
+        // Kinds of steps, which follow each other in turn.
+        let attend = enabled(Candidate::DecodeAttend);
+        let kinds = steps_alternate().then_some(false).into_iter().chain([attend]);
         let kinds =
             kinds.map(|kind| Steps::new(&self.gpu, buckets, &weights, kind, mode.overlapping));
         let raw = 2 * shape.kv_heads * shape.head_dim;

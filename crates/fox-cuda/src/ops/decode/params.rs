@@ -69,15 +69,6 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// A range of weights; a multiple of 16 bytes.
-    #[derive(Default)]
-    pub(super) struct DecodeRange {
-        pub(super) at: ConstPtr<bf16>,
-        pub(super) bytes: usize,
-    }
-}
-
-kernel_params! {
     #[derive(Default)]
     pub(super) struct DecodeNorm {
         pub(super) rows: ConstPtr<DecodeToken>,
@@ -96,8 +87,6 @@ kernel_params! {
         pub(super) width: usize,
         pub(super) k_splits: usize,
         pub(super) eps: f32,
-        /// Weights of coming matmuls, prefetched into L2 by the candidate that does so.
-        pub(super) coming: [DecodeRange; 2],
     }
 }
 
@@ -146,8 +135,6 @@ kernel_params! {
         pub(super) k_shared: bool,
         pub(super) qk_eps: f32,
         pub(super) scale: f32,
-        /// As in [`DecodeNorm`].
-        pub(super) coming: [DecodeRange; 2],
     }
 }
 

@@ -1,10 +1,9 @@
 //! The launches of a decode step.
 
-use super::candidates::{Candidates, PREFETCH_LAYERS, ranges};
 use super::dequantize::Dequantizer;
 use super::kernels::{
-    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Int8Weights, Kernels, MAX_ROWS,
-    ROW_THREADS, SAMPLE_THREADS, Tiling, product, product_module,
+    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS,
+    SAMPLE_THREADS, Tiling, product, product_module,
 };
 use super::params::{
     DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
@@ -16,6 +15,8 @@ use crate::ops::head_fragments::activation_code;
 use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
 use crate::{Buffer, Gpu, Result};
 
+/// Largest head dim of attention in one launch: wider heads spill registers.
+const ATTEND_WIDTH: usize = 128;
 /// Warps of a thread block of the row-wise kernels.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
@@ -58,7 +59,7 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, tilings: Tilings, int8: Int8Weights) -> Result<Self> {
+    fn new(gpu: &Gpu, tilings: Tilings, int8: bool) -> Result<Self> {
         let product = |tiling: Tiling| product(gpu, tiling, int8);
         Ok(Products {
             tilings,
@@ -133,9 +134,8 @@ pub(super) struct SlotState {
 
 /// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
-    candidates: Candidates,
-    /// Those that apply to each bucket.
-    own: Vec<Candidates>,
+    /// Attention in one launch: for more than [`FEW_ROWS`] rows, where the model and the GPU allow it.
+    attend: bool,
     kernels: Vec<Kernels>,
     products: Vec<Products>,
     dequantizer: Dequantizer,
@@ -177,33 +177,37 @@ pub(super) unsafe fn launch_product(
 }
 
 impl Steps {
-    /// Compiles the kernels; `overlapping` launches use programmatic dependent launch on GPUs that have it.
+    /// Compiles the kernels, with the candidate for attention if `attend`; `overlapping` launches use programmatic
+    /// dependent launch on GPUs that have it.
     pub(super) fn new(
         gpu: &Gpu,
         buckets: usize,
         weights: &DeviceWeights,
-        candidates: Candidates,
+        attend: bool,
         overlapping: bool,
     ) -> Result<Self> {
-        let int8 = candidates.int8_weights(weights);
+        let int8 = weights.most_packed > 0;
         let (width, head_dim) = (weights.width, weights.shape.head_dim);
         let tilings =
             BUCKETS[..buckets].iter().map(|rows| (*rows, Tilings::new(gpu, *rows, weights)));
         let tilings: Vec<(usize, Tilings)> = tilings.collect();
-        let own = |rows: usize| candidates.at(rows, weights, gpu.generation());
+        let attends = attend
+            && gpu.generation().has_wgmma()
+            && weights.shape.heads == weights.shape.kv_heads
+            && head_dim <= ATTEND_WIDTH;
+        let in_one = |rows: usize| attends && rows > FEW_ROWS;
         let mut modules = Vec::new();
         for &(rows, Tilings { family, wide, heads, glu, down }) in &tilings {
             modules.extend([wide, heads, glu, down].map(|tiling| product_module(tiling, int8)));
-            modules.extend(Kernels::modules(family, rows, width, head_dim, own(rows)));
+            modules.extend(Kernels::modules(family, rows, width, head_dim, in_one(rows)));
         }
         gpu.compile_all(&modules)?;
         let kernels = |&(rows, tilings): &(usize, Tilings)| {
-            Kernels::new(gpu, tilings.family, rows, width, head_dim, own(rows))
+            Kernels::new(gpu, tilings.family, rows, width, head_dim, in_one(rows))
         };
         let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
-            own: tilings.iter().map(|(rows, _)| own(*rows)).collect(),
-            candidates,
+            attend,
             kernels: tilings.iter().map(kernels).collect::<Result<_>>()?,
             products: tilings.iter().map(products).collect::<Result<_>>()?,
             dequantizer: Dequantizer::new(gpu)?,
@@ -213,15 +217,7 @@ impl Steps {
 
     /// Its name in profiles.
     pub(super) fn name(&self) -> &'static str {
-        match self.candidates == Candidates::default() {
-            true => "decode step",
-            false => "decode step with candidates",
-        }
-    }
-
-    /// Layers of thread blocks that prefetch, behind those of the norms and of the heads.
-    fn further_blocks(&self, bucket: usize) -> usize {
-        if self.own[bucket].prefetch { PREFETCH_LAYERS } else { 0 }
+        if self.attend { "decode step with candidates" } else { "decode step" }
     }
 
     /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
@@ -251,9 +247,8 @@ impl Steps {
                 launch_product(kernel, tiling, rows, params, self.overlapping && !dequantized)
             }
         };
-        let further = self.further_blocks(bucket);
         // Adds up the partial sums of the matmul before it.
-        let norm = |norm: u64, embeddings: u64, product: Tiling, coming| -> Result<()> {
+        let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
             let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
@@ -265,9 +260,8 @@ impl Steps {
                 width,
                 k_splits: product.k_splits(),
                 eps: weights.norm_eps,
-                coming,
             };
-            run(kernels.norm.launch([rows, 1 + further, 1], ROW_THREADS).params(params)?)
+            run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
         };
         let on_x = DecodeMatmul {
             x: work.x.address().into(),
@@ -280,7 +274,7 @@ impl Steps {
         };
         for (l, layer) in weights.layers.iter().enumerate() {
             let embeddings = if l == 0 { weights.embeddings } else { 0 };
-            norm(layer.mixer_norm, embeddings, products.tilings.down, <_>::default())?;
+            norm(layer.mixer_norm, embeddings, products.tilings.down)?;
             let params = DecodeMatmul { matrices: layer.matrices, ..on_x };
             multiply(&products.wide, products.tilings.wide, params)?;
             self.attend(l, bucket, kv_splits, weights, work, slots)?;
@@ -293,8 +287,7 @@ impl Steps {
                 ..DecodeMatmul::default()
             };
             multiply(&products.heads, products.tilings.heads, params)?;
-            let down = (layer.down, layer.down.rows * weights.inner);
-            norm(layer.mlp_norm, 0, products.tilings.heads, ranges([down, <_>::default()]))?;
+            norm(layer.mlp_norm, 0, products.tilings.heads)?;
             let params = DecodeMatmul { matrices: single(layer.gate_up), ..on_x };
             multiply(&products.glu, products.tilings.glu, params)?;
             let params = DecodeMatmul {
@@ -307,7 +300,7 @@ impl Steps {
             };
             multiply(&products.down, products.tilings.down, params)?;
         }
-        norm(weights.norm, 0, products.tilings.down, <_>::default())?;
+        norm(weights.norm, 0, products.tilings.down)?;
         let params = DecodeMatmul {
             y: work.logits.address().into(),
             matrices: single(weights.head),
@@ -366,10 +359,6 @@ impl Steps {
             k_shared: layer.k_shared,
             qk_eps: shape.qk_eps,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
-            coming: ranges([
-                (layer.o_proj, layer.o_proj.rows * weights.heads_width),
-                (layer.gate_up, 2 * layer.gate_up.rows * weights.width),
-            ]),
         };
         let to_attention = DecodeAttentionParams {
             rows: work.input.address().into(),
@@ -404,8 +393,7 @@ impl Steps {
             return run(launch.params(to_attention)?.params(to_merge)?);
         }
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
-        let further = self.further_blocks(bucket);
-        run(kernels.heads.launch([units, rows, 1 + further], ROW_THREADS).params(to_heads)?)?;
+        run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(to_heads)?)?;
         let grid = [kv_splits, kv_heads, rows];
         run(kernels.attention.launch(grid, ATTENTION_THREADS).params(to_attention)?)?;
         let grid = [heads.div_ceil(ROW_WARPS), rows, 1];

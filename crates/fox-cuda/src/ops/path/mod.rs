@@ -17,12 +17,11 @@ use super::attention::tiling::Tiling;
 use super::attention::{self, Attention};
 use crate::backend::storage::Activation;
 use crate::backend::{Cuda, Operand, Precision};
-use crate::candidates::Candidate;
 use crate::{Buffer, Error, Float, Result};
 use params::PathParams;
 use passes::{Pass, PathShape, WALK};
 pub(super) use passes::{span_variants, variants};
-use spans::OlderSpans;
+use spans::{OlderSpans, SPAN_BLOCKS, span_blocks};
 pub(crate) use table::PathTable;
 
 /// Limit on the queries and gradients that the backward stores for each tile and older block, in bytes. Heads, and then
@@ -58,7 +57,7 @@ impl<'a, T: Float> PathCall<'a, T> {
         };
         let tiling = attention.tiling(&tile)?;
         let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
-        let span_blocks = spans::span_blocks(attention, Candidate::PathSpans, bounds.is_some());
+        let span_blocks = span_blocks(attention, SPAN_BLOCKS, bounds.is_some());
         let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
             PathTable::new(gpu, &spec.segments, span_blocks)
         })?;

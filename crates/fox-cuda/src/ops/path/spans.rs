@@ -6,36 +6,31 @@ use super::PathCall;
 use super::params::PathParams;
 use super::passes::Pass;
 use super::table::{ONE_SPAN, virtual_tiles};
-use crate::candidates::{Candidate, enabled};
 use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{SpanGradients, dq_len};
 use crate::{Buffer, Float, Result};
 
-/// Blocks of the smallest span, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96
-/// keys at head dim 64. A smaller span has fewer blocks that the slower walk over blocks visits, but more virtual
+/// Blocks of PaTH's smallest span, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of
+/// 96 keys at head dim 64. A smaller span has fewer blocks that the slower walk over blocks visits, but more virtual
 /// queries.
-const SPAN_BLOCKS: [usize; 2] = [12, 8];
+pub(super) const SPAN_BLOCKS: [usize; 2] = [12, 16];
 /// Limit on the scratch of virtual queries: spans double until it fits.
 const SPAN_BYTES: usize = 4 << 30;
 /// Virtual tiles of 64 queries per thread block of `path_span_products`.
 const PART_TILES: usize = 32;
 
-/// Blocks of a span. All blocks are one span unless the candidate is selected, on GPUs without wgmma, in f32, and where
-/// the op refuses: with pruning, for which the walk over blocks ends early. The environment variable `FOX_SPANS` replaces
-/// the smallest span, for measurements and for tests of short sequences, by an even number of blocks.
+/// Blocks of a span, at least `smallest` of these for head dims to 64 and above. All blocks are one span on GPUs without
+/// wgmma, in f32, and where the op refuses: with pruning, for which the walk over blocks ends early.
 pub(in crate::ops) fn span_blocks<T: Float>(
     attention: &Attention<'_, T>,
-    candidate: Candidate,
+    smallest: [usize; 2],
     refused: bool,
 ) -> usize {
-    if refused || !enabled(candidate) || !attention.has_span_kernels() {
+    if refused || !attention.has_span_kernels() {
         return ONE_SPAN;
     }
-    let set = std::env::var("FOX_SPANS").ok().and_then(|blocks| blocks.parse::<usize>().ok());
-    let set = set.filter(|blocks| *blocks > 0);
-    let smallest = SPAN_BLOCKS[usize::from(attention.spec.head_dim > 64)];
-    let smallest = set.map_or(smallest, |blocks| blocks.next_multiple_of(2));
     let spec = attention.spec;
+    let smallest = smallest[usize::from(spec.head_dim > 64)];
     let width = spec.head_dim.next_multiple_of(64);
     // x, the gradient of the output, and that of x in f32.
     let tile = PATH_BLOCK * spec.heads * (2 * size_of::<T>() * spec.head_dim + 4 * width);

@@ -13,7 +13,6 @@ use super::attention::{self, Attention, BackwardPlan};
 use super::path::PathTable;
 use super::path::spans::span_blocks;
 use super::path::table::{ONE_SPAN, PathSpan, PathTile};
-use crate::candidates::Candidate;
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Float, Generation, Result, Source};
@@ -25,6 +24,8 @@ const BACKWARD: Source =
 const SPANS: Source =
     source!("wall_spans", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
 
+/// Blocks of the smallest span, as in PaTH attention.
+const SPAN_BLOCKS: [usize; 2] = [12, 8];
 /// Threads of the kernels over tiles, and of those over rows.
 const THREADS: usize = 128;
 const WARP: usize = 32;
@@ -224,7 +225,7 @@ impl<T: Float> Wall<'_, T> {
         };
         // With grouped heads, query heads share values but not keys.
         let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
-        let span_blocks = span_blocks(&self.attention, Candidate::WallSpans, refused);
+        let span_blocks = span_blocks(&self.attention, SPAN_BLOCKS, refused);
         let table = || {
             gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
                 PathTable::new(gpu, &spec.segments, span_blocks)

@@ -33,7 +33,7 @@ fn descriptions() -> Vec<AttentionCase> {
     }
     list.push(one(330, 330).heads(2, 1, 16).gates(Gates::Weak).pruning(Pruning::Given(-9.0)));
     list.push(one(0, 0).packed(&[0, 64, 1, 0, 65, 203, 1]).heads(2, 2, 16));
-    // Blocks of older spans, on GPUs that have them.
+    // Blocks of older spans, where kernels have them.
     list.push(one(900, 900).heads(2, 1, 64));
     list.push(one(0, 0).packed(&[5, 130]).heads(2, 1, 16).gates(Gates::None));
     list.push(one(0, 0).padded(70, &[0, 5, 69, 70, 64]).heads(2, 1, 16).gates(Gates::None));
@@ -101,6 +101,7 @@ pub fn large_path_attention() -> Vec<AttentionCase> {
         pair().heads(4, 4, 64).gates(Gates::None),
         gated(Pruning::Off).heads(8, 2, 64),
         gated(Pruning::Auto).heads(8, 4, 64),
+        gated(Pruning::Off).heads(4, 4, 128),
         gated(Pruning::QkNorm(-10.0, true)).heads(4, 2, 128),
     ]
 }

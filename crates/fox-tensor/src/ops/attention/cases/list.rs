@@ -43,6 +43,10 @@ fn descriptions() -> Vec<AttentionCase> {
         list.push(one(65, 65).heads(heads, kv_heads, 24));
     }
     list.push(one(66, 66).heads(2, 2, 40).bidirectional());
+    // Widths of GPU kernels, over blocks on both sides of a diagonal one.
+    for d in [64, 96, 128, 256] {
+        list.push(one(300, 300).heads(2, 1, d).bidirectional());
+    }
     list.push(one(3, 799).heads(1, 1, 16));
     list.push(one(65, 130).heads(2, 2, 16).bidirectional());
     for (q_len, k_len) in [(1, 1), (1, 64), (1, 65), (1, 203), (5, 130), (64, 128), (63, 129)] {
@@ -132,6 +136,8 @@ pub fn large_attention() -> Vec<AttentionCase> {
         pair().heads(16, 16, 64),
         pruned(Pruning::Auto).heads(16, 4, 64),
         pruned(Pruning::QkNorm(-10.0, false)).heads(16, 8, 128),
+        pair().heads(16, 16, 64).bidirectional(),
+        pruned(Pruning::Off).heads(16, 8, 128).bidirectional(),
         pruned(Pruning::Auto).heads(16, 4, 64).stick_breaking(),
     ]
 }
