@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
-use fox_cuda::{Candidate, select_candidates};
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, DeviceKind, Error};
@@ -50,9 +49,6 @@ pub struct Args {
     /// Large cases on the CPU, too, against the oracle: minutes; a GPU always has them
     #[arg(long)]
     large: bool,
-    /// Afterwards also check the kernels of `FOX_CANDIDATES`, which are not the default, on a GPU in bf16
-    #[arg(long)]
-    candidates: bool,
     /// Pass even where this device does not have an op
     #[arg(long)]
     allow_unsupported: bool,
@@ -91,12 +87,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for device in args.device.open_poisoned()? {
         log.line(&device.backend().description())?;
         let caps = device.backend().caps();
-        if args.candidates && device.backend().kind() != DeviceKind::Cuda {
-            bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
-        }
-        if args.candidates && caps.activation_type != DType::Bf16 {
-            bail!("--candidates are kernels for bf16; use --precision bf16");
-        }
         if cases {
             passed &= check_cases(args, &device, &mut log)?;
         }
@@ -114,7 +104,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= packed::check(&device, &mut log)?;
         }
         if slots {
-            passed &= slots::check_steps(args, &device, None, &mut log)?;
+            passed &= slots::check_steps(args, &device, &mut log)?;
         }
         if greedy {
             passed &= slots::check_greedy(&device, &mut log)?;
@@ -124,15 +114,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if caps.activation_type == DType::F32 {
             passed &= check_dumps(args, &device, &mut log)?;
-        }
-        // Last: one that fails badly ends the use of the GPU.
-        if args.candidates {
-            for candidate in Candidate::ALL {
-                let before = select_candidates(&[candidate]);
-                let checked = slots::check_steps(args, &device, Some(candidate), &mut log);
-                select_candidates(&before);
-                passed &= checked?;
-            }
         }
         log.end_device(&device);
     }

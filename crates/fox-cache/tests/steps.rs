@@ -5,7 +5,7 @@ mod common;
 
 use common::{Toy, attention, recurrent};
 use fox_cache::{Cache, FreeSlots, LayerState, PagePolicy, SlotSequence, StateSpec};
-use fox_tensor::Device;
+use fox_tensor::{Device, PAGE};
 
 /// Layers of every kind, with different numbers of heads.
 fn mixed() -> Vec<StateSpec> {
@@ -68,35 +68,44 @@ fn sums_agree_between_devices() {
     assert_eq!(a.pages(0)[1], [(4, 0); 2], "without gates nothing goes");
 }
 
+/// Pages are reserved when the last one is full or before, and sealed then or when the next step has begun.
 #[test]
 fn slot_evicts_like_a_cache() {
-    let specs = vec![attention(4, 2, true, None), attention(4, 2, false, Some(90))];
-    let toy = toy(specs, Device::naive());
-    let mut cache = toy.cache();
-    toy.step(&mut cache, &[5], &[70]);
-    let mut slot = SlotSequence::new(cache.clone(), FreeSlots::new(1).take().unwrap()).unwrap();
-    assert_eq!(slot.past().len(), 2);
-    for len in 71..=320 {
-        toy.step(&mut cache, &[5], &[1]);
-        assert!(!slot.is_full(), "{len} tokens");
-        if !slot.advance() {
-            continue;
+    for (ahead, late) in [(0, 0), (20, 1)] {
+        let specs = vec![attention(4, 2, true, None), attention(4, 2, false, Some(90))];
+        let toy = toy(specs, Device::naive());
+        let mut cache = toy.cache();
+        toy.step(&mut cache, &[5], &[70]);
+        let slot = FreeSlots::new(1).take().unwrap();
+        let mut slot = SlotSequence::new(cache.clone(), slot).unwrap();
+        assert_eq!(slot.past().len(), 2);
+        let (mut sums, mut expected) = (Vec::new(), Vec::new());
+        for len in 71..=320 + late {
+            toy.step(&mut cache, &[5], &[1]);
+            slot.advance();
+            if (len + ahead) % PAGE == 0 {
+                slot.reserve_page().unwrap();
+            }
+            if len % PAGE == 0 {
+                // The device writes keys and gates into the pages and reports the sums of the gates.
+                let own = cache.layers_mut().iter().flat_map(|layer| match layer {
+                    LayerState::Paged(state) => state.sums()[0].to_vec(),
+                    _ => Vec::new(),
+                });
+                sums = own.collect();
+                let held = |(held, dropped): &(usize, usize)| (*held + 1, *dropped);
+                let layers = cache.pages(0);
+                let layers = layers.iter().map(|heads| heads.iter().map(held).collect());
+                expected = layers.collect::<Vec<Vec<_>>>();
+            }
+            if len > PAGE + late && (len - late) % PAGE == 0 {
+                slot.seal_page(&sums);
+                assert_eq!(slot.page_counts(), expected, "{len} tokens, with a page reserved");
+            }
         }
-        // The device writes keys and gates into the pages and reports the sums of the gates.
-        let sums = cache.layers_mut().iter().flat_map(|layer| match layer {
-            LayerState::Paged(state) => state.sums()[0].to_vec(),
-            _ => Vec::new(),
-        });
-        let sums: Vec<f64> = sums.collect();
-        slot.reserve_page().unwrap();
-        slot.seal_page(&sums);
-        let held = |(held, dropped): &(usize, usize)| (*held + 1, *dropped);
-        let expected: Vec<Vec<_>> =
-            cache.pages(0).iter().map(|heads| heads.iter().map(held).collect()).collect();
-        assert_eq!(slot.page_counts(), expected, "{len} tokens, with a page reserved");
+        assert_eq!((slot.len(), slot.usage().tokens), (320 + late, 320 + late));
+        assert!(slot.page_counts()[0].iter().any(|(_, dropped)| *dropped > 0));
     }
-    assert_eq!((slot.len(), slot.usage().tokens), (320, 320));
-    assert!(slot.page_counts()[0].iter().any(|(_, dropped)| *dropped > 0));
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::thread;
 
 use cudarc::driver::{result, sys};
 
-use crate::candidates;
 use crate::compile::compile_cached;
 use crate::copies::Staging;
 use crate::generation::{ComputeCapability, Generation};
@@ -77,7 +76,6 @@ impl Gpu {
     }
 
     fn open(ordinal: usize, lent: Option<sys::CUstream>) -> Result<Self> {
-        candidates::from_environment()?;
         if !Self::driver_is_present() {
             return Err(Error::MissingLibrary {
                 library: "libcuda",

@@ -29,7 +29,6 @@
 
 mod arena;
 mod backend;
-mod candidates;
 mod compile;
 mod copies;
 mod error;
@@ -46,7 +45,6 @@ mod source;
 mod timer;
 
 pub use backend::{Cuda, Precision, device};
-pub use candidates::{Candidate, alternate_steps, select as select_candidates};
 pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
 pub use generation::{ComputeCapability, Generation};

@@ -252,13 +252,6 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("demo --out text.txt", REFUSED, "text.txt is a file; name a folder with --out"),
     ("reproduce --out text.txt", REFUSED, "text.txt is a file; name a folder with --out"),
     ("reproduce --report missing", REFUSED, "is not a folder of `fox reproduce`"),
-    (
-        "bench throughput --device cpu --profile --candidates decode-attend",
-        REFUSED,
-        "kernels of NVIDIA GPUs; use --device cuda",
-    ),
-    ("selftest --device cpu --candidates", REFUSED, "kernels of NVIDIA GPUs; use --device cuda"),
-    ("bench throughput --profile --candidates nosuch", USAGE, "`nosuch` is none of the candidates"),
     ("reproduce --out new --scale nosuch", REFUSED, "choose from laptop, minutes, small, 125m"),
     ("reproduce", USAGE, "--out"),
     ("reproduce --tokens -1 --dry-run", USAGE, "a whole number above 0"),

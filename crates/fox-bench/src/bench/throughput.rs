@@ -6,11 +6,10 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use fox_cuda::{Candidate, alternate_steps, select_candidates};
 use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, ScoredToken};
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
-use fox_tensor::{DType, DeviceKind, Span};
+use fox_tensor::{DType, Span};
 use serde_json::{Value, json};
 
 use super::decode::open;
@@ -58,40 +57,16 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Also report the median device time of a step, or of each kind of step
+    /// Also report the median device time of a step
     #[arg(long)]
     profile: bool,
-    /// Run every other step with these candidates of `FOX_CANDIDATES`, e.g. decode-attend; needs --profile
-    #[arg(long, value_name = "NAMES", value_parser = Candidates::parse, requires = "profile")]
-    candidates: Option<Candidates>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The argument of `--candidates`: kernels of the CUDA backend that are measured beside the default ones.
-#[derive(Clone, Debug)]
-struct Candidates {
-    names: String,
-    list: Vec<Candidate>,
-}
-
-impl Candidates {
-    fn parse(names: &str) -> std::result::Result<Self, String> {
-        let list = Candidate::list(names).map_err(|error| error.to_string())?;
-        if list.is_empty() {
-            let known = Candidate::ALL.map(Candidate::name).join(", ");
-            return Err(format!("the list is empty; give some of {known}"));
-        }
-        Ok(Candidates { names: names.to_owned(), list })
-    }
-}
-
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    if args.candidates.is_some() && device.backend().kind() != DeviceKind::Cuda {
-        bail!("--candidates are kernels of NVIDIA GPUs; use --device cuda");
-    }
     let batches = match &args.streams {
         Some(old) => {
             output::note("--streams is now called --sequences");
@@ -119,10 +94,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             resident: resident == "yes",
             ..args.engine.options(longest, args.weights, &device)?
         };
-        if let Some(candidates) = &args.candidates {
-            select_candidates(&candidates.list);
-            alternate_steps(true);
-        }
         let begin = Instant::now();
         let engine = Engine::start(model, options)?;
         let start_s = begin.elapsed().as_secs_f64();
@@ -177,7 +148,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let report = json!({
         "machine": machine(&device), "model": args.model, "memory_gb_per_s": rate / 1e9,
         "context": args.context, "batches": rows, "prompts": prompts,
-        "candidates": args.candidates.as_ref().map(|c| &c.names),
     });
     output::print(&if args.json { format!("{report:#}\n") } else { describe(&report) })?;
     // Decoding in slots is batch-invariant.

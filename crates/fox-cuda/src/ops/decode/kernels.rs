@@ -355,7 +355,7 @@ pub(super) struct Kernels {
     pub(super) attention: Kernel,
     pub(super) merge: Kernel,
     pub(super) sample: Kernel,
-    /// The candidate that replaces `heads`, `attention` and `merge`.
+    /// `heads`, `attention` and `merge` in one launch.
     pub(super) attend: Option<Kernel>,
 }
 

@@ -23,7 +23,6 @@ use fox_tensor::{
 
 use crate::backend::Cuda;
 use crate::backend::storage::memory;
-use crate::candidates::{Candidate, enabled, steps_alternate};
 use crate::ops::paged::{DeviceTable, Writes};
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
@@ -32,7 +31,7 @@ pub(super) use kernels::variants;
 use kernels::{BUCKETS, bucket_of, kv_splits};
 use params::{DecodeTable, DecodeToken, DrawParams};
 use readback::Readback;
-use step::{SlotState, Steps, Workspace};
+use step::{AttentionLaunches, SHORT_PAGES, SlotState, Steps, Workspace};
 use weights::DeviceWeights;
 
 /// Smallest number of pages that the gate sums of a slot have room for.
@@ -46,11 +45,9 @@ struct CudaSlots {
     /// Unused room.
     idle: Vec<Readback>,
     // Dropped next: graphs refer to the buffers.
-    /// By kind of step, bucket and logarithm of the KV splits; empty when launches are not captured.
-    graphs: Vec<Vec<Vec<Graph>>>,
-    /// Kinds of steps, which follow each other in turn.
-    kinds: Vec<Steps>,
-    steps_begun: usize,
+    /// By bucket; empty when launches are not captured.
+    graphs: Vec<BucketGraphs>,
+    steps: Steps,
     weights: DeviceWeights,
     work: Workspace,
     state: SlotState,
@@ -58,6 +55,14 @@ struct CudaSlots {
     max_context: usize,
     /// Rows of the step that was begun last.
     rows: usize,
+}
+
+/// The graphs of steps of a bucket.
+struct BucketGraphs {
+    /// With attention in one launch, where the bucket has it.
+    one: Option<Graph>,
+    /// By logarithm of the KV splits.
+    split: Vec<Graph>,
 }
 
 /// The host's view of a slot.
@@ -70,6 +75,8 @@ struct Slot {
     len: usize,
     /// Tokens that the page table has pages for; 0 for an empty slot.
     capacity: usize,
+    /// Most pages that a head of a layer holds.
+    most_held: usize,
     /// The page tables of all layers, which keep their pages alive.
     tables: Vec<Arc<DeviceTable>>,
 }
@@ -98,19 +105,14 @@ impl Cuda {
         let weights = self.device_weights(model)?;
         let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
         let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
-        // Kinds of steps, which follow each other in turn.
-        let attend = enabled(Candidate::DecodeAttend);
-        let kinds = steps_alternate().then_some(false).into_iter().chain([attend]);
-        let kinds =
-            kinds.map(|kind| Steps::new(&self.gpu, buckets, &weights, kind, mode.overlapping));
         let raw = 2 * shape.kv_heads * shape.head_dim;
         let slot = |_| {
-            Ok(Slot { ends: self.gpu.alloc(1)?, room: 0, len: 0, capacity: 0, tables: Vec::new() })
+            let ends = self.gpu.alloc(1)?;
+            Ok(Slot { ends, room: 0, len: 0, capacity: 0, most_held: 0, tables: Vec::new() })
         };
         let mut slots = CudaSlots {
             graphs: Vec::new(),
-            kinds: kinds.collect::<Result<_>>()?,
-            steps_begun: 0,
+            steps: Steps::new(&self.gpu, buckets, &weights, mode.overlapping)?,
             work: Workspace::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
             state: SlotState {
                 tables: self.gpu.zeros(count * layers)?,
@@ -129,18 +131,27 @@ impl Cuda {
         // A step of each bucket without sequences loads all kernels, which must not happen during capture.
         for bucket in 0..buckets {
             self.upload_rows(&mut slots, &[], bucket)?;
-            slots.kinds.iter().try_for_each(|steps| slots.launch(steps, bucket, 1))?;
+            slots.launch(bucket, AttentionLaunches::Split(1))?;
+            if slots.steps.attends_in_one(bucket) {
+                slots.launch(bucket, AttentionLaunches::One)?;
+            }
         }
         self.gpu.synchronize()?;
         if mode.captured {
             let most = kv_splits(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
-            let capture = |steps: &Steps, bucket: usize| -> Result<Vec<Graph>> {
-                let of =
-                    |log: u32| Graph::capture(&self.gpu, || slots.launch(steps, bucket, 1 << log));
-                (0..=most).map(of).collect()
+            let graphs = |bucket: usize| -> Result<BucketGraphs> {
+                let capture = |attention: AttentionLaunches| {
+                    Graph::capture(&self.gpu, || slots.launch(bucket, attention))
+                };
+                let one = slots.steps.attends_in_one(bucket);
+                Ok(BucketGraphs {
+                    one: one.then(|| capture(AttentionLaunches::One)).transpose()?,
+                    split: (0..=most)
+                        .map(|log| capture(AttentionLaunches::Split(1 << log)))
+                        .collect::<Result<_>>()?,
+                })
             };
-            let all = |steps: &Steps| (0..buckets).map(|bucket| capture(steps, bucket)).collect();
-            slots.graphs = slots.kinds.iter().map(all).collect::<Result<_>>()?;
+            slots.graphs = (0..buckets).map(graphs).collect::<Result<_>>()?;
         }
         Ok(Some(Box::new(slots)))
     }
@@ -185,17 +196,23 @@ impl Cuda {
             }
         }
         let bucket = bucket_of(step.len());
-        let splits = step.iter().map(|row| kv_splits(row.position)).max();
-        let splits = splits.unwrap_or(1).next_power_of_two();
+        let is_short = step.iter().all(|row| slots.slots[row.slot].most_held <= SHORT_PAGES);
+        let attention = if is_short && slots.steps.attends_in_one(bucket) {
+            AttentionLaunches::One
+        } else {
+            let splits = step.iter().map(|row| kv_splits(row.position)).max();
+            AttentionLaunches::Split(splits.unwrap_or(1).next_power_of_two())
+        };
         self.upload_rows(slots, step, bucket)?;
         step.iter().for_each(|row| slots.slots[row.slot].len += 1);
-        let kind = slots.next_kind();
-        slots.steps_begun += 1;
-        let graphs = slots.graphs.get(kind).and_then(|graphs| graphs.get(bucket));
-        match graphs.and_then(|graphs| graphs.get(splits.ilog2() as usize)) {
+        let graph = slots.graphs.get(bucket).and_then(|graphs| match attention {
+            AttentionLaunches::One => graphs.one.as_ref(),
+            AttentionLaunches::Split(splits) => graphs.split.get(splits.ilog2() as usize),
+        });
+        match graph {
             // SAFETY: `slots` owns the buffers and keeps the pages of its sequences alive.
             Some(graph) => unsafe { graph.launch(&self.gpu) },
-            None => slots.launch(&slots.kinds[kind], bucket, splits),
+            None => slots.launch(bucket, attention),
         }?;
         let none = || Error::argument("step", "too many steps are unfinished");
         let mut readback = slots.idle.pop().ok_or_else(none)?;
@@ -245,7 +262,7 @@ impl Cuda {
             }
         }
         let ends = self.gpu.upload(&ends)?;
-        slots.slots[slot] = Slot { ends, room, len, capacity: 0, tables: Vec::new() };
+        slots.slots[slot] = Slot { ends, room, len, capacity: 0, most_held: 0, tables: Vec::new() };
         if gated {
             let sums: Vec<f64> = past.iter().flat_map(|past| past.gate_sums).copied().collect();
             let at = slots.state.gate_sums.address() + (8 * slot * layers * heads) as u64;
@@ -296,7 +313,7 @@ impl Cuda {
         let own = &mut slots.slots[slot];
         let (mut entries, mut writes) = (Vec::with_capacity(layers), Writes::default());
         let mut tables = Vec::with_capacity(layers);
-        let mut capacity = slots.max_context;
+        let (mut capacity, mut most_held) = (slots.max_context, 0);
         for (l, keys) in pages.iter_mut().enumerate() {
             let table = self.page_table_by(&mut **keys, |at, rows| {
                 writes.push(at, rows);
@@ -313,6 +330,8 @@ impl Cuda {
             // The next token needs a page of every head.
             let is_held = (0..shape.kv_heads).all(|head| keys.dropped(head) <= own.len / PAGE);
             capacity = capacity.min(if is_held { count * PAGE } else { 0 });
+            let held = |head: usize| count.saturating_sub(keys.dropped(head));
+            most_held = (0..shape.kv_heads).map(held).fold(most_held, usize::max);
             let ends =
                 if gated { own.ends.address() + (8 * l * own.room * heads) as u64 } else { 0 };
             entries.push(DecodeTable { pages: table.address().into(), ends: ends.into() });
@@ -323,7 +342,7 @@ impl Cuda {
         writes.push(at, bytemuck::cast_slice(&rows("the slots", &entries)?));
         // SAFETY: page tables have room for their entries, and the slot for the tables of all layers.
         unsafe { self.scatter(&writes)? };
-        (own.tables, own.capacity) = (tables, capacity);
+        (own.tables, own.capacity, own.most_held) = (tables, capacity, most_held);
         Ok(())
     }
 
@@ -343,13 +362,8 @@ impl Cuda {
 }
 
 impl CudaSlots {
-    fn launch(&self, steps: &Steps, bucket: usize, kv_splits: usize) -> Result<()> {
-        steps.launch(bucket, kv_splits, &self.weights, &self.work, &self.state)
-    }
-
-    /// The index of the kind of the next step.
-    fn next_kind(&self) -> usize {
-        self.steps_begun % self.kinds.len()
+    fn launch(&self, bucket: usize, attention: AttentionLaunches) -> Result<()> {
+        self.steps.launch(bucket, attention, &self.weights, &self.work, &self.state)
     }
 }
 
@@ -390,8 +404,7 @@ impl SlotDecodeOps for Cuda {
         let len = |slot: usize| slots.slots[slot].len;
         let before = (slots.rows, slots.unfinished.len());
         fox_tensor::check_slot_rows(slots.weights.model(), rows, len, before)?;
-        let name = slots.kinds[slots.next_kind()].name();
-        Ok(self.timed(name, || self.begin(slots, rows))?)
+        Ok(self.timed("decode step", || self.begin(slots, rows))?)
     }
 
     fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<FinishedStep> {

@@ -13,10 +13,24 @@ use super::weights::{DeviceWeights, single};
 use crate::launch::{Kernel, Launch};
 use crate::ops::head_fragments::activation_code;
 use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
-use crate::{Buffer, Gpu, Result};
+use crate::{Buffer, Error, Gpu, Result};
 
 /// Largest head dim of attention in one launch: wider heads spill registers.
 const ATTEND_WIDTH: usize = 128;
+
+/// Pages of a head up to which attention in one launch is faster: measured to 8 pages (12% of a step of 256 rows; 60% at
+/// 16,000 tokens of which a few pages are held), while at 63 pages it takes 1.6 times as long with 32 rows.
+pub(super) const SHORT_PAGES: usize = 8;
+
+/// How a step attends. The bits are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AttentionLaunches {
+    /// In one launch, when no head holds more than [`SHORT_PAGES`].
+    One,
+    /// In three, over at most this many KV splits.
+    Split(usize),
+}
+
 /// Warps of a thread block of the row-wise kernels.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
@@ -134,8 +148,6 @@ pub(super) struct SlotState {
 
 /// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
-    /// Attention in one launch: for more than [`FEW_ROWS`] rows, where the model and the GPU allow it.
-    attend: bool,
     kernels: Vec<Kernels>,
     products: Vec<Products>,
     dequantizer: Dequantizer,
@@ -177,13 +189,11 @@ pub(super) unsafe fn launch_product(
 }
 
 impl Steps {
-    /// Compiles the kernels, with the candidate for attention if `attend`; `overlapping` launches use programmatic
-    /// dependent launch on GPUs that have it.
+    /// Compiles the kernels; `overlapping` launches use programmatic dependent launch on GPUs that have it.
     pub(super) fn new(
         gpu: &Gpu,
         buckets: usize,
         weights: &DeviceWeights,
-        attend: bool,
         overlapping: bool,
     ) -> Result<Self> {
         let int8 = weights.most_packed > 0;
@@ -191,8 +201,7 @@ impl Steps {
         let tilings =
             BUCKETS[..buckets].iter().map(|rows| (*rows, Tilings::new(gpu, *rows, weights)));
         let tilings: Vec<(usize, Tilings)> = tilings.collect();
-        let attends = attend
-            && gpu.generation().has_wgmma()
+        let attends = gpu.generation().has_wgmma()
             && weights.shape.heads == weights.shape.kv_heads
             && head_dim <= ATTEND_WIDTH;
         let in_one = |rows: usize| attends && rows > FEW_ROWS;
@@ -207,7 +216,6 @@ impl Steps {
         };
         let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
-            attend,
             kernels: tilings.iter().map(kernels).collect::<Result<_>>()?,
             products: tilings.iter().map(products).collect::<Result<_>>()?,
             dequantizer: Dequantizer::new(gpu)?,
@@ -215,16 +223,17 @@ impl Steps {
         })
     }
 
-    /// Its name in profiles.
-    pub(super) fn name(&self) -> &'static str {
-        if self.attend { "decode step with candidates" } else { "decode step" }
+    /// Whether steps of a bucket can attend in one launch: for more than [`FEW_ROWS`] rows, where the model and the GPU
+    /// allow it.
+    pub(super) fn attends_in_one(&self, bucket: usize) -> bool {
+        self.kernels[bucket].attend.is_some()
     }
 
-    /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
+    /// Launches a step of a bucket.
     pub(super) fn launch(
         &self,
         bucket: usize,
-        kv_splits: usize,
+        attention: AttentionLaunches,
         weights: &DeviceWeights,
         work: &Workspace,
         slots: &SlotState,
@@ -277,7 +286,7 @@ impl Steps {
             norm(layer.mixer_norm, embeddings, products.tilings.down)?;
             let params = DecodeMatmul { matrices: layer.matrices, ..on_x };
             multiply(&products.wide, products.tilings.wide, params)?;
-            self.attend(l, bucket, kv_splits, weights, work, slots)?;
+            self.attend(l, bucket, attention, weights, work, slots)?;
             let params = DecodeMatmul {
                 x: work.mixed.address().into(),
                 y: work.delta.address().into(),
@@ -324,7 +333,7 @@ impl Steps {
         &self,
         l: usize,
         bucket: usize,
-        kv_splits: usize,
+        attention: AttentionLaunches,
         weights: &DeviceWeights,
         work: &Workspace,
         slots: &SlotState,
@@ -387,11 +396,17 @@ impl Steps {
             act: activation_code(shape.output_act),
             eps: shape.norm_eps,
         };
-        if let Some(attend) = &kernels.attend {
-            let grid = [heads.div_ceil(ATTEND_WARPS), rows, 1];
-            let launch = attend.launch(grid, 32 * ATTEND_WARPS).params(to_heads)?;
-            return run(launch.params(to_attention)?.params(to_merge)?);
-        }
+        let kv_splits = match (attention, &kernels.attend) {
+            (AttentionLaunches::One, Some(attend)) => {
+                let grid = [heads.div_ceil(ATTEND_WARPS), rows, 1];
+                let launch = attend.launch(grid, 32 * ATTEND_WARPS).params(to_heads)?;
+                return run(launch.params(to_attention)?.params(to_merge)?);
+            }
+            (AttentionLaunches::One, None) => {
+                return Err(Error::argument("step", "attention in one launch is not compiled"));
+            }
+            (AttentionLaunches::Split(kv_splits), _) => kv_splits,
+        };
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
         run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(to_heads)?)?;
         let grid = [kv_splits, kv_heads, rows];
