@@ -126,6 +126,7 @@ impl Scheduler {
             }
             // What an unfinished step samples belongs to requests that are preempted.
             if self.finish_step() {
+                self.finish();
                 continue;
             }
             let alone = self.running.iter().filter(|r| r.cache.is_some()).count() == 1;

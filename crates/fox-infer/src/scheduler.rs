@@ -365,7 +365,7 @@ impl Scheduler {
     }
 
     /// Reports and removes requests that have ended.
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
             self.pages_changed = true;
             if let Some(cache) = &r.cache {

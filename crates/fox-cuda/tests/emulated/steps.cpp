@@ -90,14 +90,14 @@ static void check(const Options& o, const std::vector<int>& lengths) {
 
     std::vector<Sequence> sequences;
     for (int length : lengths) sequences.emplace_back(length, o);
-    std::vector<DecodeToken> tokens(ROWS, DecodeToken{-1, 0, 0, 0});
+    std::vector<DecodeToken> tokens(ROWS, DecodeToken{-1, 0, 0, -1});
     std::vector<DecodeTable> tables(SLOTS * LAYERS);
     Doubles now(SLOTS * LAYERS * heads);
     std::vector<u16> last = narrow_numbers(SLOTS * LAYERS * 2 * raw_width);
     int most = 1;
     for (size_t s = 0; s < sequences.size(); ++s) {
         const int place = slot_of[s] * LAYERS + LAYER, length = lengths[s];
-        tokens[row_of[s]] = DecodeToken{slot_of[s], 0, length, 0};
+        tokens[row_of[s]] = DecodeToken{slot_of[s], 0, length, -1};
         tables[place] = DecodeTable{sequences[s].pages.data(), sequences[s].ends.data()};
         for (int h = 0; h < heads && length > 0; ++h) now[place * heads + h] = sequences[s].sums.back()[h];
         most = std::max(most, KvSplits(length).count);
@@ -235,18 +235,24 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     }
 }
 
-// The stream begins with embedded tokens; then a product is added, which may have been left in runs.
+// The stream begins with embedded tokens, every other one as a row of the step before has sampled it (token 0 where it
+// could not sample); then a product is added, which may have been left in runs.
 static void check_norms(int runs) {
     const int width = 1088;
     std::vector<DecodeToken> tokens;
-    for (int row = 0; row < ROWS; ++row) tokens.push_back(DecodeToken{0, row % 3, 0, 0});
+    std::vector<int> sampled(ROWS);
+    for (int row = 0; row < ROWS; ++row) {
+        const int by = ROWS - 1 - row;
+        if (row % 2) tokens.push_back(DecodeToken{0, 7 << 20, 0, by}), sampled[by] = row % 3 ? row % 3 : -1;
+        else tokens.push_back(DecodeToken{0, row % 3, 0, -1});
+    }
     const std::vector<u16> embeddings = narrow_numbers(3 * width);
     const Floats delta = numbers(runs * ROWS * width), norm = numbers(width, 1.f, 0.1f);
     Floats h(ROWS * width, NAN);
     std::vector<u16> x(ROWS * width);
     DecodeNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
-    p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
+    p.sampled = sampled.data(), p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     p.embeddings = nullptr;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });

@@ -1,4 +1,4 @@
-//! The results of a decode step on their way to the host, while the next step runs.
+//! Asynchronous copies of a decode step's results to the host, while the next step runs.
 
 use cudarc::driver::result;
 use fox_tensor::{DecodeRow, FinishedStep, PAGE, SampledToken};
