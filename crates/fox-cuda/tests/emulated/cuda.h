@@ -255,20 +255,17 @@ inline void __threadfence() {}
 
 // c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
 inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
-    static u32 left[64][32][4], right[64][32][2];
-    const int warp = current / 32, lane = current % 32;
-    memcpy(left[warp][lane], a, sizeof left[warp][lane]);
-    right[warp][lane][0] = b0, right[warp][lane][1] = b1;
+    static float left[64][16][16], right[64][8][16];
+    const int warp = current / 32, lane = current % 32, group = lane / 4, pair = 2 * (lane % 4);
+    const auto put = [](float* to, u32 x) { to[0] = bf16_lo(x), to[1] = bf16_hi(x); };
+    for (int i = 0; i < 4; ++i) put(left[warp][group + i % 2 * 8] + pair + i / 2 * 8, a[i]);
+    put(right[warp][group] + pair, b0), put(right[warp][group] + pair + 8, b1);
     __syncwarp();
     for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
+        const float *x = left[warp][group + i / 2 * 8], *y = right[warp][pair + i % 2];
         // In f64 the order inside of an instruction is of no account.
         double sum = 0.0;
-        for (int k = 0; k < 16; ++k) {
-            const u32 x = left[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const u32 y = right[warp][column * 4 + k % 8 / 2][k / 8];
-            sum += k % 2 ? bf16_hi(x) * bf16_hi(y) : bf16_lo(x) * bf16_lo(y);
-        }
+        for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
         c[i] += float(sum);
     }
     __syncwarp();

@@ -199,15 +199,20 @@ struct Product {
     float left[2][16];  // of this thread's two rows
 
     void run() const {
-        for (int i = 0; i < columns / 2; ++i) {
-            const int half = i / 2 % 2, row = current / 32 % 4 * 16 + current % 32 / 4 + half * 8;
-            const int column = i / 4 * 8 + 2 * (current % 4) + i % 2;
-            double sum = 0.0;
-            for (int k = 0; k < 16; ++k) {
-                const float x = from_registers ? left[half][k] : operand(a, a_major, row, k);
-                sum += x * operand(b, b_major, column, k);
+        const int first = current / 32 % 4 * 16 + current % 32 / 4;
+        float x[2][16], y[16];
+        for (int half = 0; half < 2; ++half) {
+            for (int k = 0; k < 16; ++k) x[half][k] = from_registers ? left[half][k] : operand(a, a_major, first + half * 8, k);
+        }
+        for (int column = 0; column < columns / 4; ++column) {
+            const int at = column / 2 * 4 + column % 2;
+            for (int k = 0; k < 16; ++k) y[k] = operand(b, b_major, column / 2 * 8 + 2 * (current % 4) + column % 2, k);
+            for (int half = 0; half < 2; ++half) {
+                double sum = 0.0;
+                for (int k = 0; k < 16; ++k) sum += x[half][k] * y[k];
+                float& to = d[at + 2 * half];
+                to = (accumulates ? to : 0.f) + float(sum);
             }
-            d[i] = (accumulates ? d[i] : 0.f) + float(sum);
         }
     }
 };

@@ -3,11 +3,13 @@
 use crate::Activation;
 
 /// Inner product.
+#[inline]
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// `y += a x`.
+#[inline]
 pub(crate) fn axpy(y: &mut [f64], a: f64, x: &[f64]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y += a * x;
