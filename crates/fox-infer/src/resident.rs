@@ -151,11 +151,14 @@ impl Resident {
             let Some(at) = at else { continue };
             let r = &mut running[at];
             r.row = r.row.filter(|row| row.step > step.number);
-            let result = match r.needs_logits() {
-                true => Next::Logits(self.slots.logits(row)?),
-                false => Next::Token(token),
-            };
-            next.push((at, result));
+            if !r.needs_logits() {
+                next.push((at, Next::Token(token)));
+                continue;
+            }
+            match self.slots.logits(row) {
+                Ok(logits) => next.push((at, Next::Logits(logits))),
+                Err(error) => r.fail(error.to_string()),
+            }
         }
         Ok((next, !page_ends.is_empty()))
     }
