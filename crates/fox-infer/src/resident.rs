@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use fox_cache::{PagePolicy, SequenceState, SlotSequence, Slots};
 use fox_model::Model;
 use fox_tensor::{FinishedStep, PAGE};
-use rayon::prelude::*;
 
 use crate::EngineOptions;
 use crate::sequence::{Next, Sequence};
@@ -106,7 +105,7 @@ impl Resident {
     /// Reserves the next pages of sequences in the second half of their last one, a few at each step: all at once would
     /// take the host longer than a step takes the device. Whether there were any.
     pub fn reserve_ahead(&mut self, group: &mut [&mut Sequence]) -> fox_model::Result<bool> {
-        let most = group.len().div_ceil(PAGE / 2);
+        let most = group.len().div_ceil(PAGE / 4);
         let mut reserved = 0;
         for sequence in group.iter_mut().filter_map(|r| resident(r)) {
             if reserved == most {
@@ -135,17 +134,11 @@ impl Resident {
                 return Err(error.into());
             }
         };
-        // Both ascend.
-        let mut ends = page_ends.iter().filter_map(|(row, sums)| Some((places[*row]?, sums)));
-        let mut end = ends.next();
-        let mut sealed = Vec::with_capacity(page_ends.len());
-        for (at, r) in running.iter_mut().enumerate() {
-            let Some((_, sums)) = end.filter(|(own, _)| *own == at) else { continue };
-            sealed.extend(resident(r).map(|sequence| (sequence, sums)));
-            end = ends.next();
+        for (row, sums) in &page_ends {
+            if let Some(sequence) = places[*row].and_then(|at| resident(&mut running[at])) {
+                sequence.seal_page(sums);
+            }
         }
-        // Thousands of pages are tested for eviction.
-        sealed.into_par_iter().for_each(|(sequence, sums)| sequence.seal_page(sums));
         let mut next = Vec::with_capacity(tokens.len());
         for (row, (token, at)) in tokens.into_iter().zip(places).enumerate() {
             let Some(at) = at else { continue };
