@@ -215,7 +215,7 @@ fn int8_weights_round_trip() {
 fn heads_attention_and_norms_match_reference() {
     run(
         "steps",
-        &["decode_rows", "decode_attention", "decode_attend"],
+        &["decode_rows", "decode_attention", "decode_attend", "decode_attend_few"],
         &["HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8"],
     );
 }

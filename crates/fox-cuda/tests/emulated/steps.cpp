@@ -7,8 +7,12 @@ namespace rows {
 namespace attention {
 #include "decode_attention.cu"
 }
+#include "decode_attend.cuh"
 namespace attend {
 #include "decode_attend.cu"
+}
+namespace attend_few {
+#include "decode_attend_few.cu"
 }
 
 typedef std::vector<float> Floats;
@@ -147,36 +151,40 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_merge(m); });
 
     if (heads == kv_heads) {
-        // One launch for the three: the same bits of outputs, pages and state, from the same state.
+        // One launch for the three, for many rows and for few: the same bits of outputs, pages and state, from the same
+        // state.
         const std::vector<Sequence> want = sequences;
         const std::vector<u16> last_want = last;
         const Doubles now_want = now;
-        std::vector<u16> y_one(y.size());
-        for (size_t s = 0; s < sequences.size(); ++s) {
-            for (int head = 0; head < heads; ++head) {
-                const int n = lengths[s] / PAGE, slot = lengths[s] % PAGE;
-                Page& page = sequences[s].pages[n * heads + head];
-                for (int e = 0; e < D; ++e) page.k[slot * D + e] = page.v[slot * D + e] = 0x7fff;
-                page.gates[slot] = NAN;
-                sequences[s].ends[n * heads + head] = INFINITY;
+        for (const bool few : {false, true}) {
+            std::vector<u16> y_one(y.size());
+            for (size_t s = 0; s < sequences.size(); ++s) {
+                for (int head = 0; head < heads; ++head) {
+                    const int n = lengths[s] / PAGE, slot = lengths[s] % PAGE;
+                    Page& page = sequences[s].pages[n * heads + head];
+                    for (int e = 0; e < D; ++e) page.k[slot * D + e] = page.v[slot * D + e] = 0x7fff;
+                    page.gates[slot] = NAN;
+                    sequences[s].ends[n * heads + head] = INFINITY;
+                }
             }
-        }
-        last = last_before, now = now_before;
-        std::fill(partials.begin(), partials.end(), NAN);
-        m.y = y_one.data();
-        launch({unsigned(heads + 3) / 4, ROWS, 1}, 128, [&] { attend::decode_attend(h, a, m); });
-        const auto same = [&](bool is, const char* what) {
-            if (!is) printf("decode_attend has other %s\n", what), exit(1);
-        };
-        same(y_one == y, "outputs");
-        same(last == last_want, "raw rows");
-        same(now == now_want, "sums of gates");
-        for (size_t s = 0; s < sequences.size(); ++s) {
-            same(sequences[s].memory == want[s].memory, "keys or values");
-            same(sequences[s].ends == want[s].ends, "ends of pages");
-            for (size_t n = 0; n < sequences[s].gates.size(); ++n) {
-                const size_t bytes = sizeof(float) * sequences[s].gates[n].size();
-                same(memcmp(sequences[s].gates[n].data(), want[s].gates[n].data(), bytes) == 0, "gates");
+            last = last_before, now = now_before;
+            std::fill(partials.begin(), partials.end(), NAN);
+            m.y = y_one.data();
+            if (few) launch({unsigned(heads), ROWS, 1}, 256, [&] { attend_few::decode_attend_few(h, a, m); });
+            else launch({unsigned(heads + 3) / 4, ROWS, 1}, 128, [&] { attend::decode_attend(h, a, m); });
+            const auto same = [&](bool is, const char* what) {
+                if (!is) printf("decode_attend%s has other %s\n", few ? "_few" : "", what), exit(1);
+            };
+            same(y_one == y, "outputs");
+            same(last == last_want, "raw rows");
+            same(now == now_want, "sums of gates");
+            for (size_t s = 0; s < sequences.size(); ++s) {
+                same(sequences[s].memory == want[s].memory, "keys or values");
+                same(sequences[s].ends == want[s].ends, "ends of pages");
+                for (size_t n = 0; n < sequences[s].gates.size(); ++n) {
+                    const size_t bytes = sizeof(float) * sequences[s].gates[n].size();
+                    same(memcmp(sequences[s].gates[n].data(), want[s].gates[n].data(), bytes) == 0, "gates");
+                }
             }
         }
     }

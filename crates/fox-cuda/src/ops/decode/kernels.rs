@@ -29,7 +29,12 @@ const ATTENTION: Source = source!(
 );
 const ATTEND: Source = source!(
     "decode_attend",
-    ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh"],
+    ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh", "decode_attend.cuh"],
+    [Page, DecodeToken, DecodeTable, DecodeHeads, DecodeAttentionParams, DecodeMerge]
+);
+const ATTEND_FEW: Source = source!(
+    "decode_attend_few",
+    ["decode.cuh", "decode_heads.cuh", "decode_pages.cuh", "decode_attend.cuh"],
     [Page, DecodeToken, DecodeTable, DecodeHeads, DecodeAttentionParams, DecodeMerge]
 );
 const SAMPLE: Source = source!("decode_sample", ["decode.cuh"], [DrawParams, DecodeSample]);
@@ -38,7 +43,9 @@ const SAMPLE: Source = source!("decode_sample", ["decode.cuh"], [DrawParams, Dec
 pub(super) const ROW_THREADS: usize = 256;
 pub(super) const ATTENTION_THREADS: usize = 128;
 /// Warps of a thread block of `decode_attend`, each with a head.
-pub(super) const ATTEND_WARPS: usize = 4;
+const ATTEND_WARPS: usize = 4;
+/// Warps of a thread block of `decode_attend_few`, which takes a head.
+const ATTEND_FEW_WARPS: usize = 8;
 pub(super) const SAMPLE_THREADS: usize = 1024;
 /// Columns that a thread block of `decode_norm` handles per iteration.
 const ITEM: usize = 4 * ROW_THREADS;
@@ -295,9 +302,26 @@ fn attention_defines(head_dim: usize, few: bool) -> [String; 2] {
     [format!("HEAD_DIM={head_dim}"), format!("ROWS_IN_FLIGHT={}", if few { 16 } else { 8 })]
 }
 
-fn attend_defines(family: Family, head_dim: usize) -> Vec<String> {
+/// Attention in one launch for steps of `rows` rows.
+fn attend_source(rows: usize) -> (Source, &'static str) {
+    match rows <= FEW_ROWS {
+        true => (ATTEND_FEW, "decode_attend_few"),
+        false => (ATTEND, "decode_attend"),
+    }
+}
+
+/// Grid and threads of that launch.
+pub(super) fn attend_grid(rows: usize, heads: usize) -> ([usize; 3], usize) {
+    match rows <= FEW_ROWS {
+        true => ([heads, rows, 1], 32 * ATTEND_FEW_WARPS),
+        false => ([heads.div_ceil(ATTEND_WARPS), rows, 1], 32 * ATTEND_WARPS),
+    }
+}
+
+fn attend_defines(family: Family, head_dim: usize, few: bool) -> Vec<String> {
     let slabs = u8::from(family == Family::Wgmma);
-    vec![format!("HEAD_DIM={head_dim}"), "ROWS_IN_FLIGHT=8".into(), format!("SLABS={slabs}")]
+    let [head_dim, in_flight] = attention_defines(head_dim, few);
+    vec![head_dim, in_flight, format!("SLABS={slabs}")]
 }
 
 /// Typical variants for compilation checks.
@@ -325,7 +349,10 @@ pub(in crate::ops) fn variants(generation: Generation) -> Vec<(Source, Vec<Strin
     }
     if generation.has_wgmma() {
         for (family, head_dim) in families.iter().flat_map(|f| [64, 128].map(|d| (*f, d))) {
-            all.push((ATTEND, attend_defines(family, head_dim)));
+            all.push((ATTEND, attend_defines(family, head_dim, false)));
+            if family == Family::Mma {
+                all.push((ATTEND_FEW, attend_defines(family, head_dim, true)));
+            }
         }
     }
     all.push((SAMPLE, Vec::new()));
@@ -373,7 +400,11 @@ impl Kernels {
             (ATTENTION, attention_defines(head_dim, rows <= FEW_ROWS).into()),
             (SAMPLE, Vec::new()),
         ];
-        all.extend(attend.then(|| (ATTEND, attend_defines(family, head_dim))));
+        all.extend(
+            attend.then(|| {
+                (attend_source(rows).0, attend_defines(family, head_dim, rows <= FEW_ROWS))
+            }),
+        );
         all
     }
 
@@ -388,6 +419,7 @@ impl Kernels {
     ) -> Result<Self> {
         let defines = row_defines(family, width, head_dim);
         let heads = attention_defines(head_dim, rows <= FEW_ROWS);
+        let (source, entry) = attend_source(rows);
         Ok(Kernels {
             norm: gpu.kernel(ROWS, &defines, "decode_norm")?,
             heads: gpu.kernel(ROWS, &defines, "decode_heads")?,
@@ -395,7 +427,9 @@ impl Kernels {
             attention: gpu.kernel(ATTENTION, &heads, "decode_attention")?,
             sample: gpu.kernel(SAMPLE, &[], "decode_sample")?,
             attend: attend
-                .then(|| gpu.kernel(ATTEND, &attend_defines(family, head_dim), "decode_attend"))
+                .then(|| {
+                    gpu.kernel(source, &attend_defines(family, head_dim, rows <= FEW_ROWS), entry)
+                })
                 .transpose()?,
         })
     }

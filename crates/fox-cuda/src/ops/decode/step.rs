@@ -2,8 +2,8 @@
 
 use super::dequantize::Dequantizer;
 use super::kernels::{
-    ATTEND_WARPS, ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS,
-    SAMPLE_THREADS, Tiling, product, product_module,
+    ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS, SAMPLE_THREADS,
+    Tiling, attend_grid, product, product_module,
 };
 use super::params::{
     DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
@@ -204,15 +204,14 @@ impl Steps {
         let attends = gpu.generation().has_wgmma()
             && weights.shape.heads == weights.shape.kv_heads
             && head_dim <= ATTEND_WIDTH;
-        let in_one = |rows: usize| attends && rows > FEW_ROWS;
         let mut modules = Vec::new();
         for &(rows, Tilings { family, wide, heads, glu, down }) in &tilings {
             modules.extend([wide, heads, glu, down].map(|tiling| product_module(tiling, int8)));
-            modules.extend(Kernels::modules(family, rows, width, head_dim, in_one(rows)));
+            modules.extend(Kernels::modules(family, rows, width, head_dim, attends));
         }
         gpu.compile_all(&modules)?;
         let kernels = |&(rows, tilings): &(usize, Tilings)| {
-            Kernels::new(gpu, tilings.family, rows, width, head_dim, in_one(rows))
+            Kernels::new(gpu, tilings.family, rows, width, head_dim, attends)
         };
         let products = |&(_, tilings): &(usize, Tilings)| Products::new(gpu, tilings, int8);
         Ok(Steps {
@@ -223,8 +222,7 @@ impl Steps {
         })
     }
 
-    /// Whether steps of a bucket can attend in one launch: for more than [`FEW_ROWS`] rows, where the model and the GPU
-    /// allow it.
+    /// Whether steps of a bucket can attend in one launch: where the model and the GPU allow it.
     pub(super) fn attends_in_one(&self, bucket: usize) -> bool {
         self.kernels[bucket].attend.is_some()
     }
@@ -398,8 +396,8 @@ impl Steps {
         };
         let kv_splits = match (attention, &kernels.attend) {
             (AttentionLaunches::One, Some(attend)) => {
-                let grid = [heads.div_ceil(ATTEND_WARPS), rows, 1];
-                let launch = attend.launch(grid, 32 * ATTEND_WARPS).params(to_heads)?;
+                let (grid, threads) = attend_grid(rows, heads);
+                let launch = attend.launch(grid, threads).params(to_heads)?;
                 return run(launch.params(to_attention)?.params(to_merge)?);
             }
             (AttentionLaunches::One, None) => {
