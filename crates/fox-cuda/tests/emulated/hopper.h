@@ -6,6 +6,9 @@
 #pragma once
 #include <map>
 
+// The number of this block among those that run at once.
+inline u32 block_rank() { return current / block_threads; }
+
 // Named barriers of the blocks, by number.
 static std::map<unsigned, std::map<int, Meeting>> named_barriers;
 
@@ -16,16 +19,16 @@ struct alignas(1024) BlockMemory {
 static std::map<unsigned, std::unique_ptr<BlockMemory>> block_memories;
 inline u8* block_memory(size_t bytes) {
     if (threadIdx.x == 0) {
-        named_barriers[blockIdx.x].clear();
-        auto& own = block_memories[blockIdx.x];
+        named_barriers[block_rank()].clear();
+        auto& own = block_memories[block_rank()];
         if (!own) own.reset(new BlockMemory);
         memset(own->bytes, 0xff, bytes);
     }
     __syncthreads();
-    return block_memories[blockIdx.x]->bytes;
+    return block_memories[block_rank()]->bytes;
 }
-inline u32 smem_address(const void* p) { return u32(u64(p) - u64(block_memories[blockIdx.x]->bytes)); }
-inline u8* smem_pointer(u32 address) { return block_memories[blockIdx.x]->bytes + address; }
+inline u32 smem_address(const void* p) { return u32(u64(p) - u64(block_memories[block_rank()]->bytes)); }
+inline u8* smem_pointer(u32 address) { return block_memories[block_rank()]->bytes + address; }
 
 struct Barrier {
     int arrivals, waits_for;
@@ -82,9 +85,9 @@ inline long arrive(Meeting& meeting, int threads) {
     meeting.check();
     return round;
 }
-inline void barrier_arrive(int id, int threads) { arrive(named_barriers[blockIdx.x][id], threads); }
+inline void barrier_arrive(int id, int threads) { arrive(named_barriers[block_rank()][id], threads); }
 inline void barrier_sync(int id, int threads) {
-    Meeting& meeting = named_barriers[blockIdx.x][id];
+    Meeting& meeting = named_barriers[block_rank()][id];
     const long round = arrive(meeting, threads);
     wait_while([&] { return meeting.round == round; }, "a named barrier");
 }
@@ -101,24 +104,42 @@ void registers_grow() {}
 template <int>
 void registers_shrink() {}
 
-// A tensor [rows][heads][columns] of bf16 and the rows of a box of 64 columns.
+// A tensor [rows][heads][columns] of bf16, and the rows and heads of a box of 64 columns.
 struct TensorMap {
     const u16* data;
-    int columns, heads, rows, box;
+    int columns, heads, rows, box, box_heads = 1;
 };
 inline void tma_load(void* dst, const TensorMap* map, int column, int head, int row, u64* barrier) {
-    for (int r = 0; r < map->box; ++r) {
+    for (int r = 0; r < map->box * map->box_heads; ++r) {
+        const int own_row = row + r / map->box_heads, own_head = head + r % map->box_heads;
         for (int c = 0; c < 64; ++c) {
-            const bool is_inside = row + r < map->rows && column + c < map->columns;
+            const bool is_inside = own_row < map->rows && own_head < map->heads && column + c < map->columns;
             u16* to = reinterpret_cast<u16*>(static_cast<u8*>(dst) + r * 128 + (c / 8 ^ r % 8) * 16) + c % 8;
-            *to = is_inside ? map->data[(size_t(row + r) * map->heads + head) * map->columns + column + c] : 0;
+            *to = is_inside ? map->data[(size_t(own_row) * map->heads + own_head) * map->columns + column + c] : 0;
         }
     }
-    receive(barrier, map->box * 128);
+    receive(barrier, map->box * map->box_heads * 128);
 }
 inline void bulk_load(void* dst, const void* src, u32 bytes, u64* barrier) {
     memcpy(dst, src, bytes);
     receive(barrier, bytes);
+}
+// Clusters: the blocks that run at once.
+inline u32 cluster_rank() { return block_rank(); }
+inline void cluster_sync() {
+    static Meeting meeting;
+    const long round = arrive(meeting, int(fibers.size()));
+    wait_while([&] { return meeting.round == round; }, "a cluster");
+}
+template <class T>
+T* in_block(const T* p, u32 rank) {
+    return reinterpret_cast<T*>(block_memories.at(rank)->bytes + smem_address(p));
+}
+inline void mbarrier_arrive_at(u64* barrier, u32 rank) { mbarrier_arrive(in_block(barrier, rank)); }
+inline void bulk_load_multicast(void* dst, const void* src, u32 bytes, u64* barrier, u32 mask) {
+    for (u32 rank = 0; mask >> rank; ++rank) {
+        if (mask >> rank & 1) bulk_load(in_block(static_cast<u8*>(dst), rank), src, bytes, in_block(barrier, rank));
+    }
 }
 struct BulkStore {
     void* dst;
@@ -199,7 +220,7 @@ struct Product {
     float left[2][16];  // of this thread's two rows
 
     void run() const {
-        const int first = current / 32 % 4 * 16 + current % 32 / 4;
+        const int first = threadIdx.x / 32 % 4 * 16 + current % 32 / 4;
         float x[2][16], y[16];
         for (int half = 0; half < 2; ++half) {
             for (int k = 0; k < 16; ++k) x[half][k] = from_registers ? left[half][k] : operand(a, a_major, first + half * 8, k);

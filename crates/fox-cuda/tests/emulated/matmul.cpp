@@ -11,7 +11,6 @@
 #endif
 #if HOPPER
 #include "decode_matmul_sm90.cu"
-#define decode_matmul_tiled decode_matmul_sm90
 #elif TILES
 #include "decode_matmul_tiled.cu"
 #endif
@@ -80,8 +79,17 @@ static void check(int width) {
     std::vector<float> y(SPLITS * rows * p.stride, NAN);
     p.x = input.data(), p.y = y.data(), p.inner = inner.data();
     p.matrix_count = count, p.width = width, p.act = ACT_SILU;
-#if HOPPER || TILES
+#if HOPPER
+    WeightMaps maps{};
+    for (int n = 0; n < count; ++n) {
+        maps.maps[n] = TensorMap{w[n].data(), width, sizes[n], GLU ? 2 : 1, GLU ? 2 : 1, GLU ? 8 : BM};
+    }
+    const unsigned whole = (blocks + CLUSTER - 1) / CLUSTER * CLUSTER;
+    launch_clusters({2, whole, SPLITS}, CLUSTER, THREADS, [&] { decode_matmul_sm90(maps, p); });
+#elif TILES
     launch({2, unsigned(blocks), SPLITS}, THREADS, [&] { decode_matmul_tiled(p); });
+#endif
+#if HOPPER || TILES
     // As decode_norm does.
     for (int run = 1; run < SPLITS && !GLU; ++run) {
         for (int i = 0; i < rows * p.stride; ++i) y[i] += y[run * rows * p.stride + i];

@@ -11,7 +11,7 @@ mod launch_cache;
 mod plan;
 mod rows;
 pub(in crate::ops) mod spans;
-mod tensor_map;
+pub(super) mod tensor_map;
 pub(in crate::ops) mod tensors;
 pub(in crate::ops) mod tiles;
 pub(in crate::ops) mod tiling;

@@ -5,138 +5,162 @@
 // warpgroup takes 64 weight rows. With SPLIT a thread block takes one K split, y is [K_SPLITS][rows, stride], and the
 // consumer of y adds the partial sums.
 //
-// x lies in swizzled slabs [K / 64][rows][64] (`blocked` in decode.cuh), so that the rows of a slab are one bulk copy.
-// Weights are plain row-major; every thread copies chunks of eight to their swizzled positions.
+// One thread of a further warp copies slabs of 64 columns to a ring of stages: weights by TMA from plain row-major
+// matrices, with GLU 8 gates and the 8 values that belong to them in turn; rows of x, which lie in swizzled slabs
+// [K / 64][rows][64] (`blocked` in decode.cuh), by bulk copies. The thread blocks of a cluster have different weights and
+// the same rows: each copies a part of the rows to all, since the L2 cache delivers less than the tensor cores take.
 //
-// Compile-time: BM weight rows (with GLU half of them gates), BN rows, K_SPLITS, STAGES, SPLIT, GLU.
+// Compile-time: BM weight rows (with GLU half of them gates), BN rows, K_SPLITS, STAGES, CLUSTER, SPLIT, GLU.
 #define SLABS 1
 #include "decode.cuh"
-#include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 #include "params.cuh"
 
-constexpr int THREADS = 2 * BM;
+constexpr int CONSUMERS = 2 * BM;          // threads of the warpgroups
+constexpr int THREADS = CONSUMERS + 32;
 constexpr int RESULTS = GLU ? 8 : 16;      // outputs of 16 weight rows
-constexpr int EIGHTS = 8;                  // chunks of eight columns in a slab
 constexpr int WEIGHTS = BM * 64;           // weights per stage
 constexpr int STAGE = WEIGHTS + BN * 64;
-constexpr int OWN = BM * EIGHTS / THREADS; // chunks per thread
-constexpr u32 ROW_BYTES = BN * 128;
+constexpr int SHARE = BN / CLUSTER;        // rows that a thread block of a cluster copies
+constexpr u32 STAGE_BYTES = 2 * STAGE;
+constexpr int MATRICES = sizeof(DecodeMatmul::matrices) / sizeof(DecodeMatrix);
 
-// Iterates over the slabs of a thread block's K splits.
-struct Cursor {
-    int slabs, split, last, at, end;
+// Weights as tensors [1 or with GLU 2][matrix rows][K], in the order of the matrices.
+struct WeightMaps {
+    TensorMap maps[MATRICES];
+};
 
-    DEVICE Cursor(int slabs, int split, int last) : slabs(slabs), split(split), last(last) { begin(); }
-    DEVICE bool is_inside() const { return split < last; }
-    DEVICE void next() {
-        if (++at >= end && ++split < last) begin();
+// A ring of stages and the barriers of each: bytes that have arrived, and warps of the cluster that have read.
+struct Stages {
+    u16* memory;
+    u64 *full, *empty;
+
+    DEVICE explicit Stages(u16* memory)
+        : memory(memory), full(reinterpret_cast<u64*>(memory + STAGES * STAGE)), empty(full + STAGES) {}
+    DEVICE u16* weights(int stage) const { return memory + stage * STAGE; }
+    DEVICE u16* rows(int stage) const { return weights(stage) + WEIGHTS; }
+    DEVICE void init() const {
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < STAGES; ++s) {
+                mbarrier_init(full + s, 1);
+                mbarrier_init(empty + s, CONSUMERS / 32 * (CLUSTER > 1 ? CLUSTER : WARP_ARRIVALS));
+            }
+            mbarrier_init_fence();
+        }
+        synchronize();
     }
-    DEVICE bool begins_split() const { return at == split * slabs / K_SPLITS; }
-    DEVICE bool ends_split() const { return at + 1 >= end; }
-
-  private:
-    // Moves to the first slab of this split, or of the next one that is not empty.
-    DEVICE void begin() {
-        for (; split < last; ++split) {
-            at = split * slabs / K_SPLITS, end = (split + 1) * slabs / K_SPLITS;
-            if (at < end) return;
+    // Of all threads that use the barriers.
+    DEVICE static void synchronize() {
+        if constexpr (CLUSTER > 1) cluster_sync();
+        else __syncthreads();
+    }
+    // By all lanes of a warp that has read a stage.
+    DEVICE void release(int stage) const {
+        __syncwarp();
+        if constexpr (CLUSTER > 1) {
+            if (threadIdx.x % 32 < CLUSTER) mbarrier_arrive_at(empty + stage, threadIdx.x % 32);
+        } else {
+            mbarrier_arrive_warp(empty + stage);
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_sm90(const __grid_constant__ DecodeMatmul p) {
+// Copies slabs from `begin` to `end`, by one thread.
+DEVICE void copy_slabs(const DecodeMatmul& p, const TensorMap* weights, int first_result, const Stages& stages,
+                       int begin, int end) {
+    const size_t rows = size_t(gridDim.x) * BN;
+    const int share = CLUSTER > 1 ? cluster_rank() * SHARE : 0;
+    const auto copy_weights = [&](int stage, int slab) {
+        mbarrier_expect(stages.full + stage, STAGE_BYTES);
+#pragma unroll
+        for (int tile = 0; tile < (GLU ? BM / 16 : 1); ++tile) {
+            tma_load(stages.weights(stage) + tile * 16 * 64, weights, 64 * slab, first_result + tile * RESULTS, 0,
+                     stages.full + stage);
+        }
+    };
+    const auto copy_rows = [&](int stage, int slab) {
+        u16* to = stages.rows(stage) + share * 64;
+        const u16* from = p.x + (slab * rows + size_t(blockIdx.x) * BN + share) * 64;
+        if constexpr (CLUSTER > 1) bulk_load_multicast(to, from, SHARE * 128, stages.full + stage, (1 << CLUSTER) - 1);
+        else bulk_load(to, from, SHARE * 128, stages.full + stage);
+    };
+    // Only weights may be read before the predecessor has ended.
+    const int filled = min(STAGES, end - begin);
+    for (int s = 0; s < filled; ++s) copy_weights(s, begin + s);
+    wait_for_predecessor();
+    for (int s = 0; s < filled; ++s) copy_rows(s, begin + s);
+    Ring<STAGES> ring;
+    for (int slab = begin + filled; slab < end; ++slab, ring.next()) {
+        mbarrier_wait(stages.empty + ring.stage, ring.phase);
+        copy_weights(ring.stage, slab);
+        copy_rows(ring.stage, slab);
+    }
+}
+
+// The sums of some K splits, in the accumulators of a warpgroup.
+DEVICE void multiply_slabs(float (&total)[BN / 2], const Stages& stages, int slabs, int first_split, int last_split) {
+    float c[BN / 2];
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) c[i] = total[i] = 0.f;
+    Ring<STAGES> ring;
+    for (int split = first_split; split < last_split; ++split) {
+        const int begin = split * slabs / K_SPLITS, end = (split + 1) * slabs / K_SPLITS;
+        if (begin == end) continue;
+        int before = 0;  // the stage of the slab before
+        for (int at = begin; at < end; ++at, ring.next()) {
+            mbarrier_wait(stages.full + ring.stage, ring.phase);
+            const u64 left = matrix_descriptor(stages.weights(ring.stage) + threadIdx.x / 128 * (64 * 64), 0);
+            const u64 right = matrix_descriptor(stages.rows(ring.stage), 0);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                Wgmma<BN>::template ss<K_MAJOR, K_MAJOR>(c, descriptor_advance(left, 32 * k),
+                                                         descriptor_advance(right, 32 * k), k > 0 || at > begin);
+            }
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (at > begin) stages.release(before);
+            before = ring.stage;
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) total[i] += c[i];
+        stages.release(before);
+    }
+}
+
+extern "C" __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(THREADS)
+    decode_matmul_sm90(const __grid_constant__ WeightMaps maps, const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
-    static __align__(1024) u16 memory[STAGES * (STAGE + 4)];
+    u16* const memory = reinterpret_cast<u16*>(block_memory(STAGES * (STAGE_BYTES + 16)));
 #else
     extern __shared__ __align__(1024) u16 memory[];
 #endif
-    u64* arrived = reinterpret_cast<u64*>(memory + STAGES * STAGE);
     let_successor_begin();
+    const Stages stages(memory);
+    stages.init();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // The matrix of this block, and its first tile of 16 weight rows.
-    const DecodeMatrix matrix = matrix_of_block(p);
+    // The matrix of this block, and its first tile of 16 weight rows; none in a thread block that completes a cluster.
+    const int n = matrix_index(p);
+    const DecodeMatrix matrix = p.matrices[n];
     const int first_tile = (blockIdx.y - matrix.first_block) * (BM / 16);
     const int slabs = p.width / 64;
     const int first_split = SPLIT ? blockIdx.z : 0, last_split = SPLIT ? first_split + 1 : K_SPLITS;
-    // The first thread uses the barriers before the others do, which synchronize below.
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) mbarrier_init(arrived + s, 1);
-        mbarrier_init_fence();
-    }
-
-    // A thread copies the same columns of every (THREADS / EIGHTS)-th row, from first_row on.
-    const int first_row = threadIdx.x / EIGHTS, column = threadIdx.x % EIGHTS * 8;
-    const auto copy_weights = [&](int slot, const Cursor& c) {
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const int row = first_row + i * (THREADS / EIGHTS), half = row % 16 / 8;
-            const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
-            const int source = GLU && half ? matrix.rows + result : result;
-            const bool exists = result < matrix.rows;
-            copy_async(memory + slot * STAGE + row * 64 + swizzled_column(row, column),
-                       matrix.w + (exists ? size_t(source) * p.width + 64 * c.at + column : 0), exists);
+    if (warp == CONSUMERS / 32) {
+        if (lane == 0) {
+            copy_slabs(p, &maps.maps[n], first_tile * RESULTS, stages, first_split * slabs / K_SPLITS,
+                       last_split * slabs / K_SPLITS);
         }
-    };
-    const size_t rows = size_t(gridDim.x) * BN;
-    const auto copy_rows = [&](int slot, const Cursor& c) {
-        if (threadIdx.x > 0) return;
-        mbarrier_expect(arrived + slot, ROW_BYTES);
-        bulk_load(memory + slot * STAGE + WEIGHTS, p.x + (c.at * rows + size_t(blockIdx.x) * BN) * 64, ROW_BYTES,
-                  arrived + slot);
-    };
-
-    // Only weights may be read before the predecessor has ended. Two stages are in use by wgmma.
-    constexpr int AHEAD = STAGES - 2;
-    Cursor ahead(slabs, first_split, last_split), now = ahead;
-    for (int s = 0; s < AHEAD; ++s) {
-        if (ahead.is_inside()) copy_weights(s, ahead), ahead.next();
-        copy_commit();
+        __syncwarp();
+        if (CLUSTER > 1) cluster_sync();
+        return;
     }
     wait_for_predecessor();
-    ahead = now;
-    for (int s = 0; s < AHEAD && ahead.is_inside(); ++s, ahead.next()) copy_rows(s, ahead);
+    float total[BN / 2];
+    multiply_slabs(total, stages, slabs, first_split, last_split);
 
-    float c[BN / 2], total[BN / 2];
-#pragma unroll
-    for (int i = 0; i < BN / 2; ++i) c[i] = total[i] = 0.f;
-    // Makes the barriers visible to all threads.
-    __syncthreads();
-    Ring<STAGES> ring;
-    for (; now.is_inside(); now.next(), ring.next()) {
-        copy_wait<AHEAD - 1>();
-        fence_async_proxy();
-        mbarrier_wait(arrived + ring.stage, ring.phase);
-        // All threads have waited for the wgmma that read the stage about to be refilled.
-        __syncthreads();
-        if (ahead.is_inside()) {
-            const int free = (ring.stage + AHEAD) % STAGES;
-            copy_weights(free, ahead);
-            copy_rows(free, ahead);
-            ahead.next();
-        }
-        copy_commit();
-        const u16* stage = memory + ring.stage * STAGE;
-        const u64 left = matrix_descriptor(stage + threadIdx.x / 128 * (64 * 64), 0);
-        const u64 right = matrix_descriptor(stage + WEIGHTS, 0);
-        const int is_later = !now.begins_split();
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            Wgmma<BN>::template ss<K_MAJOR, K_MAJOR>(c, descriptor_advance(left, 32 * k),
-                                                     descriptor_advance(right, 32 * k), k > 0 || is_later);
-        }
-        wgmma_commit();
-        if (now.ends_split()) {
-            wgmma_wait<0>();
-#pragma unroll
-            for (int i = 0; i < BN / 2; ++i) total[i] += c[i];
-        } else {
-            wgmma_wait<1>();
-        }
-    }
-
+    const size_t rows = size_t(gridDim.x) * BN;
     float* y = p.y + (SPLIT ? first_split * rows * p.stride : 0);
     const int tile = first_tile + warp;
 #pragma unroll
@@ -156,4 +180,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_sm90(const _
             }
         }
     }
+    // Until then the others of the cluster arrive at the barriers of this thread block.
+    if (CLUSTER > 1) cluster_sync();
 }

@@ -57,6 +57,9 @@ pub(super) const MAX_ROWS: usize = 256;
 
 /// Columns of a slab of the wgmma kernel.
 const SLAB: usize = 64;
+/// Thread blocks of a cluster of that kernel, which share the rows. Larger ones leave multiprocessors idle where the
+/// clusters do not fill a GPC.
+const CLUSTER: usize = 2;
 /// Largest number of rows for which weights go to registers instead of shared memory.
 pub(super) const FEW_ROWS: usize = 16;
 
@@ -127,7 +130,7 @@ pub(super) enum Tiling {
         /// Whether a thread block takes one K split; the consumer then adds the partial sums.
         split: bool,
     },
-    /// The same with wgmma; one warpgroup per 64 weight rows.
+    /// The same with wgmma; one warpgroup per 64 weight rows, and a warp that copies.
     Wgmma { bm: usize, bn: usize, k_splits: usize, stages: usize, glu: bool, split: bool },
 }
 
@@ -209,7 +212,7 @@ impl Tiling {
         match self {
             Tiling::Few { k_splits, .. } => 32 * k_splits,
             Tiling::Many { warps, .. } => 32 * warps[0] * warps[1],
-            Tiling::Wgmma { bm, .. } => 2 * bm,
+            Tiling::Wgmma { bm, .. } => 2 * bm + 32,
         }
     }
 
@@ -219,8 +222,8 @@ impl Tiling {
             Tiling::Few { .. } => 0,
             // Two steps of 32 bf16 columns.
             Tiling::Many { bm, bn, stages, .. } => stages * (bm + bn) * 2 * STEP * 2,
-            // And a barrier per stage.
-            Tiling::Wgmma { bm, bn, stages, .. } => stages * ((bm + bn) * SLAB * 2 + 8),
+            // And two barriers per stage.
+            Tiling::Wgmma { bm, bn, stages, .. } => stages * ((bm + bn) * SLAB * 2 + 16),
         }
     }
 
@@ -231,6 +234,23 @@ impl Tiling {
             Tiling::Many { bm, glu, .. } | Tiling::Wgmma { bm, glu, .. } => (bm, glu),
         };
         results.div_ceil(if glu { weights / 2 } else { weights })
+    }
+
+    /// Thread blocks for all matrices, of which `blocks` have outputs: whole clusters.
+    pub(super) fn whole_clusters(self, blocks: usize) -> usize {
+        match self {
+            Tiling::Wgmma { .. } => blocks.next_multiple_of(CLUSTER),
+            Tiling::Few { .. } | Tiling::Many { .. } => blocks,
+        }
+    }
+
+    /// Of the tensor of a matrix that TMA reads, `[1 or with GLU 2][outputs][K]`, the rows and outputs of a box.
+    pub(super) fn weight_box(self) -> Option<[usize; 2]> {
+        match self {
+            Tiling::Wgmma { glu: true, .. } => Some([2, 8]),
+            Tiling::Wgmma { bm, .. } => Some([1, bm]),
+            Tiling::Few { .. } | Tiling::Many { .. } => None,
+        }
     }
 
     /// Thread blocks for `rows` rows.
@@ -274,6 +294,7 @@ impl Tiling {
                 ("BN", bn),
                 ("K_SPLITS", k_splits),
                 ("STAGES", stages),
+                ("CLUSTER", CLUSTER),
                 ("GLU", glu.into()),
                 ("SPLIT", split.into()),
             ],
@@ -475,7 +496,7 @@ mod tests {
                 for width in [64, 1536, 4096] {
                     let tiling = Tiling::new(family, bucket, width, false);
                     assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);
-                    assert!(tiling.threads() <= 256 && tiling.shared() <= shared << 10);
+                    assert!(tiling.threads() <= 288 && tiling.shared() <= shared << 10);
                     assert!(tiling.split().k_splits() <= MAX_K_SPLITS);
                 }
             }

@@ -11,6 +11,7 @@ use super::params::{
 };
 use super::weights::{DeviceWeights, single};
 use crate::launch::{Kernel, Launch};
+use crate::ops::attention::tensor_map::TensorMap;
 use crate::ops::head_fragments::activation_code;
 use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
 use crate::{Buffer, Error, Gpu, Result};
@@ -167,6 +168,23 @@ fn number_blocks(matrices: &mut [DecodeMatrix; MAX_MATRICES], tiling: Tiling) ->
     (count, blocks)
 }
 
+/// The descriptors of a matmul's weights, `[box rows][outputs][width]`; behind those of its matrices the first again.
+fn weight_maps(
+    matrices: &[DecodeMatrix],
+    width: usize,
+    weight_box: [usize; 2],
+) -> Result<[TensorMap; MAX_MATRICES]> {
+    let map = |matrix: &DecodeMatrix| {
+        TensorMap::of_bf16(matrix.w.address(), [weight_box[0], matrix.rows, width], weight_box)
+    };
+    let none = || Error::argument("step", "a matmul without weights");
+    let mut maps = [map(matrices.first().ok_or_else(none)?)?; MAX_MATRICES];
+    for (to, matrix) in maps.iter_mut().zip(matrices).skip(1) {
+        *to = map(matrix)?;
+    }
+    Ok(maps)
+}
+
 /// Launches a matmul.
 ///
 /// # Safety
@@ -181,8 +199,11 @@ pub(super) unsafe fn launch_product(
     let (count, blocks) = number_blocks(&mut params.matrices, tiling);
     params.matrix_count = count;
     let width = params.width;
-    let grid = [tiling.row_blocks(rows), blocks, tiling.k_splits()];
-    let launch = kernel.launch(grid, tiling.threads()).shared(tiling.shared());
+    let grid = [tiling.row_blocks(rows), tiling.whole_clusters(blocks), tiling.k_splits()];
+    let mut launch = kernel.launch(grid, tiling.threads()).shared(tiling.shared());
+    if let Some(weight_box) = tiling.weight_box() {
+        launch = launch.opaque(weight_maps(&params.matrices[..count], width, weight_box)?);
+    }
     let launch = launch.overlapping(overlapping).params(params)?;
     // SAFETY: the caller's promise.
     unsafe { launch.run(|| format!("{rows} rows of {width}")) }
