@@ -15,7 +15,7 @@ constexpr u32 LEAST = 0x00800000u;  // bits of the smallest weight that counts, 
 // Calls `f(value, id)` for every logit of this thread, in order; loads BATCH logits ahead.
 template <class F>
 DEVICE void each_logit(const float* logits, int vocab, F f) {
-    constexpr int BATCH = 8;
+    constexpr int BATCH = 16;
     for (int first = threadIdx.x; first < vocab; first += BATCH * THREADS) {
         float x[BATCH];
 #pragma unroll
