@@ -127,6 +127,8 @@ pub(super) fn cases() -> Vec<SlotCase> {
         case("slots/8-bit/fox-pro", pro(320, 2, 5), 200).on_a_gpu(),
         // Widths that the wgmma kernels support.
         case("slots/8-bit/fox-llama", llama(512, 2, 8), 130).on_a_gpu(),
+        // The widths of FoX (Pro) 760M, with all kernels of up to 64 rows.
+        SlotCase { others: [12, 63], ..case("slots/760m", pro(1536, 1, 24), 200).on_a_gpu() },
         case("slots/brief/grouped-heads-in-a-window", grouped(1, 100), 190).brief(),
         case("slots/brief/8-bit", pro(320, 1, 5), 62).brief(),
     ]
