@@ -1,5 +1,6 @@
 //! The paged KV cache: page tables, writing new keys, attention of many queries.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fox_tensor::{
@@ -38,26 +39,24 @@ struct StoredPages {
     count: usize,
     /// Per key head, the first page from which on all entries are held pages.
     first_held: Vec<usize>,
-    /// Address of the keys, and all tensors, of every slab.
-    slabs: Vec<(u64, Vec<Tensor>)>,
+    /// All tensors of every slab, by the address of its keys.
+    slabs: HashMap<u64, Vec<Tensor>>,
+    /// The slab of the page before; 0 for none.
+    last: u64,
 }
 
 impl StoredPages {
-    /// Slabs after which duplicates are removed.
-    const MANY: usize = 1024;
-
-    /// Keeps a slab alive. Pages of one slab follow each other, so the last few are compared.
+    /// Keeps a slab alive. Pages of one slab often follow each other; where sequences have come and gone, free pages are in
+    /// any order, and each of many thousands is looked up.
     fn keep(&mut self, keys: u64, slab: &Slab) {
-        if self.slabs.iter().rev().take(4).any(|(known, _)| *known == keys) {
+        if self.last == keys || self.slabs.contains_key(&keys) {
+            self.last = keys;
             return;
-        }
-        if self.slabs.len() >= Self::MANY && self.slabs.len().is_power_of_two() {
-            self.slabs.sort_by_key(|(keys, _)| *keys);
-            self.slabs.dedup_by_key(|(keys, _)| *keys);
         }
         let tensors =
             [Some(&slab.k), Some(&slab.v), slab.gates.as_ref(), slab.transitions.as_ref()];
-        self.slabs.push((keys, tensors.into_iter().flatten().cloned().collect()));
+        self.slabs.insert(keys, tensors.into_iter().flatten().cloned().collect());
+        self.last = keys;
     }
 }
 
@@ -151,8 +150,12 @@ impl Cuda {
             _ => {
                 let room = (2 * count).max(16);
                 let entries = self.gpu.alloc(PAGE_BYTES * heads * room)?;
-                let mut stored =
-                    StoredPages { count: 0, first_held: vec![0; heads], slabs: Vec::new() };
+                let mut stored = StoredPages {
+                    count: 0,
+                    first_held: vec![0; heads],
+                    slabs: HashMap::new(),
+                    last: 0,
+                };
                 if let Some(old) = &old {
                     stored = old.stored().clone();
                     let bytes = PAGE_BYTES * heads * stored.count;
