@@ -6,6 +6,7 @@
 struct VirtualSpan {
     int first, tiles;      // virtual tiles of 64 queries
     int k_row, gates;      // of the first key: row, and position in the gate prefixes
+    int keys;
 };
 
 template <class Real>
@@ -14,7 +15,7 @@ struct SpanAttention {
     typedef std::vector<double> Doubles;
 
     std::vector<VirtualSpan> spans;
-    int heads, kv_heads, d, keys, gate_stride, virtual_tiles;
+    int heads, kv_heads, d, gate_stride, virtual_tiles;
     double scale;
     const Real *xs, *kl, *v;
     const float2* gates;  // or null
@@ -33,6 +34,7 @@ struct SpanAttention {
                 for (int r = 0; r < s.tiles * TILE; ++r) {
                     const size_t row = size_t(s.first) * TILE + r, at = (row * heads + h) * d;
                     const float2* c = gates ? gates + size_t(h) * gate_stride + s.gates : nullptr;
+                    const int keys = s.keys;
                     Doubles logits(keys);
                     for (int j = 0; j < keys; ++j) {
                         for (int e = 0; e < d; ++e) logits[j] += value(xs[at + e]) * value(kl[key_at(s.k_row + j, h) + e]);
@@ -47,7 +49,7 @@ struct SpanAttention {
         each([&](const VirtualSpan& s, int h, size_t row, size_t at, const Doubles& logits) {
             double sum = 0.0;
             Doubles out(d);
-            for (int j = 0; j < keys; ++j) {
+            for (int j = 0; j < s.keys; ++j) {
                 sum += exp2(logits[j]);
                 for (int e = 0; e < d; ++e) out[e] += exp2(logits[j]) * value(v[key_at(s.k_row + j, h) + e]);
             }
@@ -66,12 +68,12 @@ struct SpanAttention {
             const size_t gate = size_t(h) * gate_stride + s.gates;
             double decay = 0.0;
             if (gates) {
-                const float2 last = gates[gate + keys - 1];
+                const float2 last = gates[gate + s.keys - 1];
                 decay = (double(statistics.x) - last.x) + (double(statistics.y) - last.y);
             }
             const size_t first = (size_t(h) * virtual_tiles + row / TILE) * HALVES;
             const int r = row % TILE, eighth = HALVES == 1 ? row % 128 / 16 : r / 8;
-            for (int j = 0; j < keys; ++j) {
+            for (int j = 0; j < s.keys; ++j) {
                 const size_t key = key_at(s.k_row + j, h);
                 const double weight = exp2(logits[j] + decay - statistics.w);
                 double dp = 0.0;
@@ -91,11 +93,11 @@ struct SpanAttention {
         });
         for (size_t i = 0; i < dq.size(); ++i) dq[i] = dq_sums[i];
         for (const VirtualSpan& s : spans) {
-            for (size_t i = key_at(s.k_row, 0); i < key_at(s.k_row + keys, 0); ++i) {
+            for (size_t i = key_at(s.k_row, 0); i < key_at(s.k_row + s.keys, 0); ++i) {
                 set(dk[i], dk_sums[i]), set(dv[i], dv_sums[i]);
             }
             for (int h = 0; h < heads; ++h)
-                for (int j = 0; j < keys; ++j) {
+                for (int j = 0; j < s.keys; ++j) {
                     const size_t i = size_t(h) * gate_stride + s.gates + j;
                     columns[i] = column_sums[i];
                 }

@@ -50,7 +50,7 @@ using walk::real;
 typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;
 typedef std::vector<real> Reals;
-constexpr int C = 64, WIDTH = HEAD_DIM;
+constexpr int C = 64, WIDTH = HEAD_DIM, LEVELS = 4, NONE = 1 << 30, SUM_TILES = 2;
 constexpr double BASE_2 = 1.4426950408889634, LOG_TOLERANCE = -4.0, BOUND = 1.0;
 
 struct Segment {
@@ -94,7 +94,7 @@ struct Case {
     float strength;  // nats per token that gates forget, 0 without gates
     bool pruned;
     int chunk;  // tiles whose queries the backward stores at once
-    int span_blocks = 1 << 30;
+    std::vector<int> sizes = {};  // blocks of a span at each level
 
     int q_rows = 0, k_rows = 0, stride = 0, slots = 0, sums = 0;
     double scale = 0.0;
@@ -104,9 +104,11 @@ struct Case {
     std::vector<PathBlock> blocks;
     std::vector<PathTile> tiles;
     std::vector<PathSpan> spans;
-    int virtual_tiles = 0;
+    std::vector<int> levels = {0};  // spans before each level
+    int virtual_tiles = 0, span_sums = 0;
 
     void draw() {
+        sizes.resize(LEVELS, NONE);
         for (const Segment& s : segments) {
             q_rows = max(q_rows, s.q_start + s.q_len);
             k_rows = max(k_rows, s.k_start + s.k_len);
@@ -127,32 +129,29 @@ struct Case {
 
     void cut() {
         std::vector<int> bases;
+        std::vector<Start> starts;
         for (const Segment& s : segments) {
             const int offset = s.k_len - s.q_len, first = offset / C, count = (s.k_len + C - 1) / C;
             const int block0 = blocks.size(), tile0 = tiles.size();
-            const int end = s.q_len ? tile0 + count - first : tile0, spans0 = spans.size();
+            const int end = s.q_len ? tile0 + count - first : tile0;
+            starts.push_back({block0, tile0, stride});
             auto tile_at = [&](int b) { return min(tile0 + max(b - first, 0), end); };
             for (int b = 0; b < count; ++b) {
                 const int begin = tile_at(b + 1), rows = min(C, s.k_len - b * C);
-                const int last = tile_at((b / span_blocks + 1) * span_blocks);
+                const int last = tile_at((b / sizes[0] + 1) * sizes[0]);
                 blocks.push_back(PathBlock{s.k_start + b * C, rows, stride + b * C, b, begin, last});
-                if (b % span_blocks == 0 && b + span_blocks < count && s.q_len) {
-                    const int later = tile_at(b + span_blocks);
-                    spans.push_back(PathSpan{block0 + b, stride + b * C, later, end - later, virtual_tiles,
-                                             s.k_start + b * C});
-                    virtual_tiles += (end - later + 1) / 2 * 2;
-                }
                 if (s.q_len == 0 || b < first) continue;
                 const int position = max(b * C, offset), query = position - offset;
                 tiles.push_back(PathTile{s.q_start + query, b * C + rows - position, position - b * C, block0 + b, b,
-                                         stride, int(bases.size()), s.k_len, slots, sums + query, spans0});
-                slots += b % span_blocks;
+                                         stride, int(bases.size()), s.k_len, slots, sums + query, {}});
+                slots += b % sizes[0];
             }
             bases.push_back(stride);
             stride += (s.k_len + 127) / 128 * 128;
             sums += (s.q_len + C - 1) / C * C;
         }
         stride += 256;
+        cut_spans(starts);
         // Undefined beyond the segments.
         prefix.assign(size_t(heads) * stride, make_float2(NAN, NAN));
         for (size_t n = 0; n < segments.size(); ++n)
@@ -163,6 +162,47 @@ struct Case {
                     prefix[size_t(h) * stride + bases[n] + t] = make_float2(float(c), float(c - float(c)));
                 }
             }
+    }
+    // The first block, tile, and position in the gate prefixes of a segment.
+    struct Start {
+        int block, tile, gates;
+    };
+    void cut_spans(const std::vector<Start>& starts) {
+        std::vector<int> parts;
+        for (const Start& start : starts) parts.push_back(start.block);
+        for (int level = 0; level < LEVELS; ++level) {
+            for (size_t n = 0; n < segments.size(); ++n) {
+                const Segment& s = segments[n];
+                const int first = (s.k_len - s.q_len) / C, count = (s.k_len + C - 1) / C, base = spans.size();
+                for (PathTile& t : tiles)
+                    if (t.segment == int(n)) t.spans[level] = base;
+                // Blocks with queries that see span i of a level inside the same span of the next.
+                auto later = [&](int level, int i) {
+                    const int size = sizes[level], outer = level + 1 < LEVELS ? sizes[level + 1] : NONE;
+                    const int begin = max((i + 1) * size, first);
+                    return int2{begin, max(begin, min((i * size / outer + 1) * outer, count))};
+                };
+                auto needed = [&](auto& self, int level, int i) -> bool {
+                    if (level == LEVELS || sizes[level] == NONE || s.q_len == 0) return false;
+                    if ((i + 1) * sizes[level] > s.k_len / C) return false;
+                    const int2 tiles = later(level, i);
+                    return tiles.x < tiles.y || (level + 1 < LEVELS && self(self, level + 1, i * sizes[level] / sizes[level + 1]));
+                };
+                const int below = level == 0 ? 1 : sizes[level - 1];
+                for (int i = 0; needed(needed, level, i); ++i) {
+                    const int size = sizes[level], start = i * size * C;
+                    const int2 seen = later(level, i);
+                    const bool carried = level + 1 < LEVELS && needed(needed, level + 1, i * size / sizes[level + 1]);
+                    spans.push_back(PathSpan{parts[n] + i * (size / below), starts[n].gates + start,
+                                             starts[n].tile + seen.x - first, seen.y - seen.x, virtual_tiles,
+                                             s.k_start + start, size, level, carried, span_sums});
+                    virtual_tiles += (seen.y - seen.x + 1) / 2 * 2;
+                    span_sums += (seen.y - seen.x + SUM_TILES - 1) / SUM_TILES;
+                }
+                parts[n] = int(blocks.size()) + base;
+            }
+            if (int(spans.size()) > levels.back()) levels.push_back(spans.size());
+        }
     }
     size_t query_at(int row, int h) const { return (size_t(row) * heads + h) * d; }
     size_t key_at(int row, int h) const { return (size_t(row) * kv_heads + h / (heads / kv_heads)) * d; }
@@ -247,10 +287,12 @@ void test(Case x) {
     const unsigned blocks = x.blocks.size(), tiles = x.tiles.size(), heads = x.heads, kv_heads = x.kv_heads;
     const size_t scratch = size_t(blocks) * kv_heads;
     Reals t = unset(scratch * C * C), n = unset(scratch * C * C);
-    Reals kh = unset(scratch * C * WIDTH), e = unset(scratch * WIDTH * WIDTH);
+    const unsigned span_count = x.spans.size(), levels = x.levels.size() - 1;
+    const size_t product = WIDTH * WIDTH, products = scratch + span_count * kv_heads;
+    Reals kh = unset(scratch * C * WIDTH), e = unset(products * product);
     Reals o(x.q.size()), dq(x.q.size()), dk(x.k.size()), dv(x.k.size());
     Floats lse(want.lse.size()), delta(lse.size()), du(x.k.size());
-    Floats rows(want.rows.size()), columns(want.columns.size());
+    Floats rows(want.rows.size()), columns(want.columns.size() * max(1, levels));
     // Every row of a segment is written.
     for (const PathTile& tile : x.tiles) {
         std::fill_n(o.begin() + x.query_at(tile.row, 0), x.query_at(tile.rows, 0), walk::to_real(NAN));
@@ -275,28 +317,44 @@ void test(Case x) {
     p.dq = dq.data(), p.dk = dk.data(), p.dv = dv.data(), p.du = du.data();
     p.heads = heads, p.kv_heads = kv_heads, p.head_dim = x.d, p.gate_stride = x.stride, p.row_sum_stride = x.sums;
     p.tile_count = tiles, p.scale = x.scale, p.log_tolerance = LOG_TOLERANCE;
-    const unsigned span_count = x.spans.size(), parts = 3;
-    const size_t virtual_rows = size_t(x.virtual_tiles) * C, product = WIDTH * WIDTH;
-    Reals f = unset(scratch * product), es = unset(span_count * kv_heads * product), kl = unset(x.k.size());
+    const size_t virtual_rows = size_t(x.virtual_tiles) * C;
+    Reals f = unset(products * product), kl = unset(levels * x.k.size()), vl = kl;
     Reals xs = unset(virtual_rows * heads * x.d), os = xs, ds = xs, dkl = kl, dvl = kl;
     Floats lses(virtual_rows * heads, NAN), dx_spans(size_t(tiles) * heads * C * WIDTH, NAN);
     Floats dq_tiles(virtual_rows / C * heads * (WIDTH / 64) * walk::HALF_FLOATS, NAN);
-    Floats de_parts(span_count * kv_heads * parts * product, NAN);
+    Floats de_parts(x.span_sums * kv_heads * product, NAN), de_spans(span_count * kv_heads * product, NAN);
+    Floats df_keys = de_spans;
     std::vector<float4> statistics(virtual_rows * heads, make_float4(NAN, NAN, NAN, NAN));
-    p.spans = x.spans.data(), p.span_blocks = x.span_blocks, p.virtual_tiles = x.virtual_tiles;
-    p.part_tiles = 2, p.parts = parts;
-    p.f = f.data(), p.es = es.data(), p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.ds = ds.data();
+    std::vector<float2> gates;
+    for (unsigned level = 0; level < levels; ++level) gates.insert(gates.end(), x.prefix.begin(), x.prefix.end());
+    p.spans = x.spans.data(), p.virtual_tiles = x.virtual_tiles, p.sum_tiles = SUM_TILES;
+    std::copy(x.sizes.begin(), x.sizes.end(), p.sizes);
+    p.levels = levels, p.block_count = blocks, p.k_rows = x.k_rows;
+    p.f = f.data(), p.es = p.e + scratch * product, p.kl = kl.data(), p.vl = levels > 1 ? vl.data() : nullptr;
+    p.xs = xs.data(), p.os = os.data(), p.ds = ds.data();
     p.lses = lses.data(), p.rows = statistics.data(), p.dq_tiles = dq_tiles.data(), p.dkl = dkl.data();
     p.dvl = dvl.data(), p.dx_spans = dx_spans.data(), p.de_parts = de_parts.data();
-    SpanAttention<real> attention = {{}, x.heads, x.kv_heads, x.d, x.span_blocks * C, x.stride, x.virtual_tiles,
-                                     p.scale, p.xs, p.kl, p.v, p.gates};
-    for (const PathSpan& s : x.spans) attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates});
+    p.de_spans = de_spans.data(), p.df_keys = df_keys.data();
+    SpanAttention<real> attention = {{}, x.heads, x.kv_heads, x.d, x.stride, x.virtual_tiles,
+                                     p.scale, p.xs, p.kl, levels > 1 ? p.vl : p.v, p.gates ? gates.data() : nullptr};
+    for (const PathSpan& s : x.spans) {
+        if (s.tiles == 0) continue;
+        attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.level * x.k_rows + s.row,
+                                              s.level * x.heads * x.stride + s.gates, s.blocks * C});
+    }
+    auto of_level = [&](unsigned level) {
+        p.span0 = x.levels[level];
+        return unsigned(x.levels[level + 1] - x.levels[level]);
+    };
+    auto below = [&](unsigned level) { return unsigned(level ? x.sizes[level - 1] : 1); };
     const auto& of_older = as<older::PathParams>(p);
     const auto& of_spans = as<spans::PathParams>(p);
     const auto& prepared = as<prepare::PathParams>(p);
     const auto& backward = as<bwd::PathParams>(p);
     launch({blocks, kv_heads, 1}, prepare::THREADS, [&] { prepare::path_prepare(prepared); });
-    if (span_count) launch({span_count, kv_heads, 1}, spans::THREADS, [&] { spans::path_spans(of_spans); });
+    for (unsigned level = 0; level < levels; ++level) {
+        launch({of_level(level), kv_heads, below(level)}, spans::THREADS, [&] { spans::path_spans(of_spans); });
+    }
     launch({tiles, heads, 1}, walk::THREADS, [&] { walk::path_fwd(p); });
     attention.forward(os, lses);
     launch({tiles, heads, 1}, older::THREADS, [&] { older::path_merge(of_older); });
@@ -312,7 +370,15 @@ void test(Case x) {
     launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_queries(of_older); });
     attention.backward(p.rows, p.ds, dq_tiles, dkl, dvl, columns);
     launch({tiles, heads, 1}, older::THREADS, [&] { older::path_span_walk(of_older); });
-    launch({span_count, kv_heads, parts}, spans::THREADS, [&] { spans::path_span_products(of_spans); });
+    const unsigned most = (tiles + SUM_TILES - 1) / SUM_TILES;
+    launch({span_count, kv_heads, most}, spans::THREADS, [&] { spans::path_span_products(of_spans); });
+    p.head0 = 0, p.head_count = heads;
+    for (unsigned level = levels; level-- > 1;) {
+        const unsigned count = of_level(level), parts = x.sizes[level] / below(level);
+        launch({count, kv_heads, parts}, spans::THREADS, [&] { spans::path_span_keys(of_spans); });
+        launch({count, kv_heads, 1}, spans::THREADS, [&] { spans::path_span_bwd(of_spans); });
+    }
+    const unsigned smallest = levels ? of_level(0) : 0;
     // Half of the heads at a time.
     const unsigned kv_count = max(1, kv_heads / 2), head_count = kv_count * heads / kv_heads;
     for (unsigned kv_head = 0; kv_head < kv_heads; kv_head += kv_count) {
@@ -324,7 +390,7 @@ void test(Case x) {
         p.dkh_sums = dkh_sums.data(), p.dv_sums = dv_sums.data(), p.de_sums = de_sums.data();
         p.dt_own = dt_own.data(), p.dn_own = dn_own.data();
         p.dk_own = dk_own.data(), p.du_own = du_own.data(), p.dv_own = dv_own.data();
-        launch({span_count, kv_count, 1}, spans::THREADS, [&] { spans::path_span_bwd(of_spans); });
+        launch({smallest, kv_count, 1}, spans::THREADS, [&] { spans::path_span_bwd(of_spans); });
         for (unsigned tile = 0; tile < tiles; tile += x.chunk) {
             const unsigned step = min(x.chunk, tiles - tile);
             p.tile0 = tile, p.tile_step = step, p.slot0 = x.tiles[tile].slots;
@@ -344,6 +410,7 @@ void test(Case x) {
     check(dk, want.dk, tolerance, "dk");
     check(dv, want.dv, tolerance, "dv");
     check(du, want.du, tolerance, "du");
+    columns.resize(want.columns.size());
     if (x.strength > 0.f) check(columns, want.columns, tolerance, "column sums");
     // They add up to 0 where the output is not rounded.
     if (!BF16) check(rows, want.rows, 1e-4, "row sums");
@@ -353,8 +420,10 @@ int main() {
     test({1, 1, WIDTH == 64 ? 40 : WIDTH, {{0, 70, 0, 70}}, 0.1f, false, 9});
     test({2, 1, WIDTH, {{0, 150, 0, 150}}, 0.f, false, 2});
     const int rest = WIDTH == 64 ? 40 : 104;
-    test({2, 1, WIDTH, {{0, 450, 0, 450}}, 0.f, false, 3, 2});
-    test({4, 2, rest, {{2, 140, 0, 290}, {142, 0, 290, 5}, {142, 200, 300, 200}}, 0.3f, false, 4, 2});
+    test({2, 1, WIDTH, {{0, 450, 0, 450}}, 0.f, false, 3, {2}});
+    test({2, 1, WIDTH, {{0, 600, 0, 600}}, 0.2f, false, 3, {1, 2, 4}});
+    test({4, 2, rest, {{2, 140, 0, 290}, {142, 0, 290, 5}, {142, 200, 300, 200}}, 0.3f, false, 4, {1, 2}});
+    test({4, 2, rest, {{2, 140, 0, 430}, {142, 0, 430, 5}, {142, 200, 440, 200}}, 0.3f, false, 4, {2, 4}});
     if (WIDTH > 64) return 0;
     test({4, 2, 16, {{2, 60, 0, 130}, {62, 0, 130, 5}, {62, 1, 140, 129}, {64, 66, 270, 66}}, 0.3f, false, 3});
     test({2, 2, WIDTH, {{0, 300, 0, 300}}, 1.5f, true, 4});

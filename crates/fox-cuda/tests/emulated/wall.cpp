@@ -57,7 +57,7 @@ static Memory prepare(const Problem& t) {
             m.tiles.push_back(BlockRef{int(n), block});
             PathTile tile = {};
             tile.row = m.rows + block * 64, tile.rows = min(64, t.lengths[n] - block * 64), tile.local = block;
-            tile.keys = t.lengths[n], tile.spans = spans;
+            tile.keys = t.lengths[n], tile.spans[0] = spans;
             m.older_tiles.push_back(tile);
             const int later = block + t.span_blocks;
             if (block % t.span_blocks || later >= count) continue;
@@ -133,9 +133,11 @@ static void run(const Problem& t, Memory& m) {
     std::vector<float4> statistics(virtual_rows * heads, make_float4(NAN, NAN, NAN, NAN));
     for (auto& x : sums) x.assign(m.q.size(), NAN);
     p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.lses = lses.data();
-    SpanAttention<Element> attention = {{}, t.heads, t.heads, t.d, t.span_blocks * 64, m.gate_stride, m.virtual_tiles,
+    SpanAttention<Element> attention = {{}, t.heads, t.heads, t.d, m.gate_stride, m.virtual_tiles,
                                         m.scale, xs.data(), kl.data(), m.v.data(), GATES ? m.gates.data() : nullptr};
-    for (const PathSpan& s : m.older_spans) attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates});
+    for (const PathSpan& s : m.older_spans) {
+        attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates, t.span_blocks * 64});
+    }
     launch({tiles, heads, 1}, THREADS, [&] { wall_prepare(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_own_scores(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_fwd(p); });

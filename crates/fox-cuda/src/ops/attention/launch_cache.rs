@@ -13,6 +13,7 @@ use super::tiling::Tiling;
 use crate::launch::Kernel;
 use crate::lru::LruCache;
 use crate::ops::path::PathTable;
+use crate::ops::path::table::SpanSizes;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
 /// Launch cache of a GPU.
@@ -21,7 +22,7 @@ pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
     /// Tables of PaTH attention, by segments and blocks of a span.
-    pub(in crate::ops) paths: LruCache<(Segments, usize), PathTable>,
+    pub(in crate::ops) paths: LruCache<(Segments, SpanSizes), PathTable>,
     tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,
 }

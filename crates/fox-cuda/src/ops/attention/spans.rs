@@ -67,16 +67,16 @@ impl<T: Float> Attention<'_, T> {
         })
     }
 
-    /// Attention of the spans' queries `[rows, H * d]` over keys `[R_k, H_kv * d]` and this call's values: `o` of the
+    /// Attention of the spans' queries `[rows, H * d]` over keys and values `[R_k, H_kv * d]`: `o` of the
     /// shape of `q` and `lse` `[rows, H]`, with the gate prefix of a span's last key in place of the query's.
     pub(in crate::ops) fn spans_forward(
         &self,
         tables: &SpanTiles,
-        (q, k): (&Buffer<T>, &Buffer<T>),
+        operands @ (q, ..): (&Buffer<T>, &Buffer<T>, &Buffer<T>),
         (tiling, gates): (&Tiling, Option<&Buffer<f32>>),
         (o, lse): (&Buffer<T>, &Buffer<f32>),
     ) -> Result<()> {
-        let spans = self.over_spans(q, k);
+        let spans = self.over_spans(operands)?;
         if o.len() != q.len() || lse.len() != spans.q_rows * self.spec.heads {
             return Err(Error::argument("attention over spans", "outputs unlike the queries"));
         }
@@ -89,15 +89,21 @@ impl<T: Float> Attention<'_, T> {
     pub(in crate::ops) fn spans_backward(
         &self,
         tables: &SpanTiles,
-        (q, k): (&Buffer<T>, &Buffer<T>),
+        operands: (&Buffer<T>, &Buffer<T>, &Buffer<T>),
         d_out: &Buffer<T>,
         gradients: &SpanGradients<'_, T>,
     ) -> Result<()> {
-        self.over_spans(q, k).backward_spans(&tables.backward, d_out, gradients)
+        self.over_spans(operands)?.backward_spans(&tables.backward, d_out, gradients)
     }
 
-    fn over_spans<'b>(&'b self, q: &'b Buffer<T>, k: &'b Buffer<T>) -> Attention<'b, T> {
+    fn over_spans<'b>(
+        &'b self,
+        (q, k, v): (&'b Buffer<T>, &'b Buffer<T>, &'b Buffer<T>),
+    ) -> Result<Attention<'b, T>> {
         let q_rows = q.len() / (self.spec.heads * self.spec.head_dim);
-        Attention { inputs: AttentionInputs { q, k, ..self.inputs }, q_rows, ..*self }
+        if k.len() != v.len() {
+            return Err(Error::argument("attention over spans", "values unlike the keys"));
+        }
+        Ok(Attention { inputs: AttentionInputs { q, k, v, ..self.inputs }, q_rows, ..*self })
     }
 }

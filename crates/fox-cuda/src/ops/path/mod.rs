@@ -21,7 +21,7 @@ use crate::{Buffer, Error, Float, Result};
 use params::PathParams;
 use passes::{Pass, PathShape, WALK};
 pub(super) use passes::{span_variants, variants};
-use spans::{OlderSpans, SPAN_BLOCKS, span_blocks};
+use spans::{OlderSpans, SPAN_BLOCKS, span_sizes};
 pub(crate) use table::PathTable;
 
 /// Limit on the queries and gradients that the backward stores for each tile and older block, in bytes. Heads, and then
@@ -57,17 +57,18 @@ impl<'a, T: Float> PathCall<'a, T> {
         };
         let tiling = attention.tiling(&tile)?;
         let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
-        let span_blocks = span_blocks(attention, SPAN_BLOCKS, bounds.is_some());
-        let table = gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
-            PathTable::new(gpu, &spec.segments, span_blocks)
-        })?;
+        let sizes = span_sizes(attention, SPAN_BLOCKS, bounds.is_some());
+        let table = gpu
+            .attention
+            .paths
+            .get((spec.segments.clone(), sizes), || PathTable::new(gpu, &spec.segments, sizes))?;
         let (blocks, width) = (table.block_count * spec.kv_heads, shape.width);
         let square = blocks * PATH_BLOCK * PATH_BLOCK;
         let scratch = [
             gpu.alloc(square)?,
             gpu.alloc(square)?,
             gpu.alloc(blocks * PATH_BLOCK * width)?,
-            gpu.alloc(blocks * width * width)?,
+            gpu.alloc(table.products() * spec.kv_heads * width * width)?,
         ];
         let [t, n, kh, e] = scratch.each_ref().map(Buffer::address);
         let optional = |x: &Option<Buffer<f32>>| x.as_ref().map_or(0, Buffer::address);
@@ -91,7 +92,11 @@ impl<'a, T: Float> PathCall<'a, T> {
             row_sum_stride: tiling.m_tile_count * PATH_BLOCK,
             tile_count: table.tile_count(),
             spans: table.span_table.address().into(),
-            span_blocks,
+            es: (e + (blocks * width * width * size_of::<T>()) as u64).into(),
+            sizes,
+            levels: table.levels.len(),
+            block_count: table.block_count,
+            k_rows: attention.inputs.k.len() / (spec.kv_heads * spec.head_dim),
             virtual_tiles: table.virtual_tiles(),
             scale: spec.scale,
             log_tolerance: spec.acp.log_tolerance(),
@@ -170,7 +175,8 @@ impl<'a, T: Float> PathCall<'a, T> {
         let delta = gpu.alloc::<f32>(d_out.len() / spec.head_dim)?;
         let first = gpu.alloc::<i32>(heads * tiles)?;
         let row_sums = gpu.zeros::<f32>(heads * self.params.row_sum_stride)?;
-        let column_sums = gpu.zeros::<f32>(heads * self.tiling.gate_stride)?;
+        let levels = self.table.levels.len().max(1);
+        let column_sums = gpu.zeros::<f32>(levels * heads * self.tiling.gate_stride)?;
         self.params = PathParams {
             d_out: d_out.address().into(),
             o: o.into(),
@@ -217,8 +223,8 @@ impl<'a, T: Float> PathCall<'a, T> {
                 head_count: kv_count * group,
                 ..self.params
             };
-            if !self.table.spans.is_empty() {
-                self.run(Pass::SpanBackward, [self.table.spans.len(), kv_count])?;
+            if let Some(smallest) = self.table.levels.first() {
+                self.run(Pass::SpanBackward, [smallest.len(), kv_count])?;
             }
             for range in &ranges {
                 let slots = self.table.slots[range.end] - self.table.slots[range.start];

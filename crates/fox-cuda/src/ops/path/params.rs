@@ -1,6 +1,6 @@
 //! The parameters of PaTH's kernels.
 
-use super::table::{PathBlock, PathSpan, PathTile};
+use super::table::{PathBlock, PathSpan, PathTile, SpanSizes};
 use crate::params::{ConstPtr, Float2, Float4, Ptr, Real, kernel_params};
 
 kernel_params! {
@@ -30,7 +30,7 @@ kernel_params! {
         pub(super) n: Ptr<Real>,
         /// Keys at the end of their block `[block][kv_head][64][D]`.
         pub(super) kh: Ptr<Real>,
-        /// `[block][kv_head][D][D]`.
+        /// Products of blocks, and behind them of spans, `[product][kv_head][D][D]`.
         pub(super) e: Ptr<Real>,
         /// Queries as they meet older blocks, and gradients of those that the next older block meets,
         /// `[head - head0][slot - slot0][64][D]`.
@@ -40,7 +40,7 @@ kernel_params! {
         pub(super) dx_start: Ptr<Real>,
         /// The first visited block `[heads][tiles]`.
         pub(super) first: Ptr<i32>,
-        /// Sums of the gradients of scores `[heads][row_sum_stride]` and `[heads][gate_stride]`.
+        /// Sums of the gradients of scores `[heads][row_sum_stride]` and `[levels][heads][gate_stride]`.
         pub(super) row_sums: Ptr<f32>,
         pub(super) column_sums: Ptr<f32>,
         /// Gradients from later tiles, of kh (without the scale) and of values `[block][kv_head][64][D]`, and of E
@@ -59,11 +59,12 @@ kernel_params! {
         pub(super) dv: Ptr<Real>,
         pub(super) du: Ptr<f32>,
         pub(super) spans: ConstPtr<PathSpan>,
-        /// Products F of the newer blocks of a span `[block][kv_head][D][D]`, null in the forward; products of spans
-        /// `[span][kv_head][D][D]`; keys at the end of their span `[R_k, H_kv * d]`.
+        /// Products F of the newer parts of a span, of the shape of `e`, null in the forward; those in `e` of spans.
         pub(super) f: Ptr<Real>,
         pub(super) es: Ptr<Real>,
+        /// Keys at the end of their span, and their values, `[levels, R_k, H_kv * d]`; values are null with one level.
         pub(super) kl: Ptr<Real>,
+        pub(super) vl: Ptr<Real>,
         /// Virtual queries `[virtual_tiles * 64, H * d]`, like their outputs, and the gradients of these, which those of
         /// x after each span replace; statistics `[virtual_tiles * 64, H]`.
         pub(super) xs: Ptr<Real>,
@@ -73,18 +74,26 @@ kernel_params! {
         /// Gate prefix hi and lo, delta, log2(e) lse of virtual queries `[heads][virtual_tiles * 64]`.
         pub(super) rows: Ptr<Float4>,
         /// From the backward of forgetting attention: gradients of virtual queries in the order of accumulators, and of
-        /// keys and values `[R_k, H_kv * d]`, all without the scale.
+        /// keys and values, all without the scale. Those of larger spans are added to keys and values of smaller ones.
         pub(super) dq_tiles: ConstPtr<f32>,
-        pub(super) dkl: ConstPtr<Real>,
-        pub(super) dvl: ConstPtr<Real>,
-        /// Gradients of queries at the start of their span `[tile][head][64][D]`; parts of the gradients of products of
-        /// spans `[span][kv_head][parts][D][D]`.
+        pub(super) dkl: Ptr<Real>,
+        pub(super) dvl: Ptr<Real>,
+        /// Gradients of queries at the start of their span `[tile][head][64][D]`.
         pub(super) dx_spans: Ptr<f32>,
+        /// Gradients of products of spans `[kv_head][D][D]`: sums over virtual tiles `[sums]`; from larger spans
+        /// `[span]`, and what their keys add to those of newer parts, without the scale.
         pub(super) de_parts: Ptr<f32>,
-        pub(super) span_blocks: usize,
+        pub(super) de_spans: Ptr<f32>,
+        pub(super) df_keys: Ptr<f32>,
+        /// Blocks of a span at each level, and levels with spans.
+        pub(super) sizes: SpanSizes,
+        pub(super) levels: usize,
+        pub(super) block_count: usize,
+        pub(super) k_rows: usize,
+        /// The first span of this launch.
+        pub(super) span0: usize,
         pub(super) virtual_tiles: usize,
-        pub(super) part_tiles: usize,
-        pub(super) parts: usize,
+        pub(super) sum_tiles: usize,
         pub(super) heads: usize,
         pub(super) kv_heads: usize,
         pub(super) head_dim: usize,

@@ -45,11 +45,12 @@ pub(super) enum Pass {
     SpanQueries,
     SpanWalk,
     SpanProducts,
+    SpanKeys,
     SpanBackward,
 }
 
 impl Pass {
-    const ALL: [Pass; 13] = [
+    const ALL: [Pass; 14] = [
         Pass::Prepare,
         Pass::Forward,
         Pass::Queries,
@@ -62,6 +63,7 @@ impl Pass {
         Pass::SpanQueries,
         Pass::SpanWalk,
         Pass::SpanProducts,
+        Pass::SpanKeys,
         Pass::SpanBackward,
     ];
 
@@ -80,6 +82,7 @@ impl Pass {
             Pass::SpanQueries => (OLDER, "path_span_queries", 128),
             Pass::SpanWalk => (OLDER, "path_span_walk", 128),
             Pass::SpanProducts => (SPANS, "path_span_products", 256),
+            Pass::SpanKeys => (SPANS, "path_span_keys", 256),
             Pass::SpanBackward => (SPANS, "path_span_bwd", 256),
         }
     }
@@ -99,6 +102,7 @@ impl Pass {
             Pass::SpanQueries => "SPAN_QUERIES_BYTES",
             Pass::SpanWalk => "SPAN_WALK_BYTES",
             Pass::SpanProducts => "SPAN_PRODUCTS_BYTES",
+            Pass::SpanKeys => "SPAN_KEYS_BYTES",
             Pass::SpanBackward => "SPAN_BWD_BYTES",
         }
     }
@@ -135,6 +139,7 @@ impl PathShape {
             Pass::SpanQueries => 2 * rows + 2 * square + e + 64 * 4,
             Pass::SpanWalk => rows + e,
             Pass::SpanProducts => 4 * rows,
+            Pass::SpanKeys => 2 * rows + e,
             Pass::SpanBackward => 2 * rows + 2 * e,
         }
     }

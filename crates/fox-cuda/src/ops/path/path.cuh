@@ -14,15 +14,20 @@
 // gradients of each block of keys over the tiles that visited it (path_bwd_keys), in order. path_bwd_prepare turns
 // those into the gradients of keys and reflections.
 //
-// Spans. Where there are kernels of wgmma, blocks form spans of `span_blocks`, and the walk above ends at the start of
-// the tile's own span. Keys of an older span are carried to the span's end,
+// Spans. Where there are kernels of wgmma, blocks form spans, and the walk above ends at the start of the tile's own
+// span. Keys of an older span are carried to the span's end,
 //
 //     kl = kh (I + F)^T    with I + F the product of the newer blocks of the span        path_spans
 //
 // so that x is the same for all keys of a span: attention of virtual queries, a copy of x for each older span, which
 // the kernels of forgetting attention compute; x <- x + x E_span once per span. path_merge adds up the outputs of the
 // spans; the backward continues with the gradient of x (path_span_walk), sums up the gradient of E_span over the virtual
-// queries (path_span_products) and takes it to the span's blocks (path_span_bwd).
+// queries (path_span_products) and takes it to the span's blocks (path_span_keys, path_span_bwd).
+//
+// Levels. Small spans shorten the walk over blocks, large ones need fewer virtual queries: spans of a level are parts of
+// those of the next, and keys at the end of a span are carried on to the end of the larger one. A tile meets the older
+// spans inside its own span of the next level, then those of that level, and so on. Every level has its own keys, and
+// copies of values and gate prefixes, in one launch of the kernels of forgetting attention.
 //
 // Compile-time: BF16, VEC (8), HEAD_DIM (64 or 128), STAGES (blocks of keys in shared memory in the forward), the
 // *_BYTES of shared memory that each kernel gets, and WARPS_ACROSS (set by the including file).
@@ -109,12 +114,45 @@ DEVICE void keep_lower(Square& c, int lane) {
     });
 }
 
-// The first block of a tile's own span, counted in the segment.
-DEVICE int own_span(const PathParams& p, const PathTile& t) { return t.local / p.span_blocks * p.span_blocks; }
-// The tile of 64 virtual queries that tile number `tile` has at span n of its segment.
-DEVICE int virtual_tile(const PathParams& p, const PathTile& t, int tile, int n) {
-    const PathSpan s = p.spans[t.spans + n];
-    return s.first + tile - s.tile0;
+// The first block of a tile's own span of the first level, counted in the segment.
+DEVICE int own_span(const PathParams& p, const PathTile& t) { return t.local / p.sizes[0] * p.sizes[0]; }
+
+// The older spans that a tile meets, from the oldest one on: of the last level first.
+struct OlderSpans {
+    static constexpr int LEVELS = sizeof(PathParams::sizes) / sizeof(int);
+    int firsts[LEVELS], counts[LEVELS], count = 0;
+
+    DEVICE OlderSpans(const PathParams& p, const PathTile& t) {
+#pragma unroll
+        for (int level = 0; level < LEVELS; ++level) {
+            const int own = t.local / p.sizes[level];
+            int outer = 0;
+            if (level + 1 < LEVELS) {
+                const int next = p.sizes[(level + 1) % LEVELS];
+                outer = t.local / next * (next / p.sizes[level]);
+            }
+            firsts[level] = t.spans[level] + outer;
+            counts[level] = own - outer;
+            count += counts[level];
+        }
+    }
+    // The index of span n.
+    DEVICE int at(int n) const {
+        int index = 0;
+#pragma unroll
+        for (int level = LEVELS - 1; level >= 0; --level) {
+            if (n >= 0 && n < counts[level]) index = firsts[level] + n;
+            n -= counts[level];
+        }
+        return index;
+    }
+};
+// The tile of 64 virtual queries that tile number `tile` has at a span.
+DEVICE int virtual_tile(const PathSpan& s, int tile) { return s.first + tile - s.tile0; }
+// Keys, values, or their gradients at the end of the spans of a level.
+template <typename T>
+DEVICE T* level_rows(T* x, const PathParams& p, int level) {
+    return x + size_t(level) * p.k_rows * p.kv_heads * p.head_dim;
 }
 // First element of a head of a virtual tile; rows are `heads * head_dim` apart.
 template <typename T>

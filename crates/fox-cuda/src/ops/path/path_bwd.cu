@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_own(const __grid_
         const bool valid = threadIdx.x < t.rows;
         float* to = p.row_sums + size_t(head) * p.row_sum_stride + t.sums + threadIdx.x;
         float sum = valid ? *to + Square::finish_row_sum(sh.rows.sums, threadIdx.x) : 0.f;
-        if (t.local >= p.span_blocks) sum = group_mean(sum, t.rows);
+        if (t.local >= p.sizes[0]) sum = group_mean(sum, t.rows);
         if (valid) *to = sum;
     }
     Rows dv = {};

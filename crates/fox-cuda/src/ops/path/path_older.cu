@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_queries(const __
     SHARED(SpanQueriesShared, sh);
     const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
     const PathTile t = p.tiles[tile];
-    if (t.local < p.span_blocks) return;
+    if (t.local < p.sizes[0]) return;
+    const OlderSpans older(p, t);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = threadIdx.x;
     copy_queries(sh.x, p.q, p, t, head);
     copy_square<BLOCK>(sh.t, block_scratch(p.t, p, t.block, kv_head, BLOCK * BLOCK));
@@ -49,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_queries(const __
         if (p.gates) c = p.gates[size_t(head) * p.gate_stride + t.gates + t.local * BLOCK + t.lane + r];
         statistics = make_float4(c.x, c.y, sh.delta[r], p.lse[size_t(t.row + r) * p.heads + head] * LOG2_E);
     }
-    for (int n = t.local / p.span_blocks - 1; n >= 0; --n) {
-        const PathSpan s = p.spans[t.spans + n];
+    for (int n = older.count - 1; n >= 0; --n) {
+        const PathSpan s = p.spans[older.at(n)];
         const int row = tile - s.tile0, at = s.first + row;
         store_virtual(virtual_rows(p.ds, p, at, head), sh.both, p);
         pad_virtual(p.ds, p, s, row, head);
@@ -77,13 +78,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_walk(const __gri
     SHARED(SpanWalkShared, sh);
     const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
     const PathTile t = p.tiles[tile];
-    const int older = t.local / p.span_blocks, r = threadIdx.x;
-    if (older == 0) return;
+    const int r = threadIdx.x;
+    const OlderSpans older(p, t);
+    if (older.count == 0) return;
     float row_sum = 0.f;
     Rows dx = {};
-    for (int n = 0; n < older; ++n) {
-        const int at = virtual_tile(p, t, tile, n);
-        copy_square<D>(sh.e, block_scratch(p.es, p, t.spans + n, kv_head, D * D));
+    for (int n = 0; n < older.count; ++n) {
+        const int span = older.at(n), at = virtual_tile(p.spans[span], tile);
+        copy_square<D>(sh.e, block_scratch(p.es, p, span, kv_head, D * D));
         dx.store(sh.dx, RP);
         __syncwarp();
         store_virtual(virtual_rows(p.ds, p, at, head), sh.dx, p);
@@ -118,24 +120,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_span_walk(const __gri
 extern "C" __global__ void __launch_bounds__(THREADS) path_merge(const __grid_constant__ PathParams p) {
     const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;
     const PathTile t = p.tiles[tile];
-    const int older = t.local / p.span_blocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (older == 0) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const OlderSpans older(p, t);
+    if (older.count == 0) return;
     const float2* gates = p.gates + size_t(head) * p.gate_stride;
     for (int r = warp; r < t.rows; r += THREADS / 32) {
         const size_t row = size_t(t.row + r) * p.heads + head;
         float2 query = make_float2(0.f, 0.f);
         if (p.gates) query = gates[t.gates + t.local * BLOCK + t.lane + r];
         auto statistic = [&](int n) {
-            const PathSpan s = p.spans[t.spans + n];
-            const size_t at = (size_t(s.first + tile - s.tile0) * BLOCK + r) * p.heads + head;
-            const float decay = p.gates ? gate_difference(query, gates[s.gates + p.span_blocks * BLOCK - 1]) : 0.f;
+            const PathSpan s = p.spans[older.at(n)];
+            const size_t at = (size_t(virtual_tile(s, tile)) * BLOCK + r) * p.heads + head;
+            const float decay = p.gates ? gate_difference(query, gates[s.gates + s.blocks * BLOCK - 1]) : 0.f;
             return p.lses[at] * LOG2_E + decay;
         };
         auto output = [&](int n) -> const real* {
-            return virtual_rows(p.os, p, virtual_tile(p, t, tile, n), head) + size_t(r) * p.heads * p.head_dim;
+            const int at = virtual_tile(p.spans[older.at(n)], tile);
+            return virtual_rows(p.os, p, at, head) + size_t(r) * p.heads * p.head_dim;
         };
         real* o = query_rows(p.o, p, t.row + r, head);
-        const float lse = merge_spans(o, p.lse[row] * LOG2_E, older, p.head_dim, statistic, output);
+        const float lse = merge_spans(o, p.lse[row] * LOG2_E, older.count, p.head_dim, statistic, output);
         __syncwarp();
         if (lane == 0) p.lse[row] = lse * LN_2;
     }

@@ -80,12 +80,25 @@ DEVICE void add_sums(Accumulator<M, N>& c, const float* sums, const PathParams& 
     c.each([&](int i, int j, float& y) { y += x[i * N + j]; });
 }
 
+// Adds the column sums of larger spans to those of the block.
+DEVICE void add_levels(const PathParams& p, const PathBlock& b, int kv_head) {
+    const int group = p.heads / p.kv_heads;
+    if (threadIdx.x >= BLOCK) return;
+    for (int h = 0; h < group; ++h) {
+        float* sums = p.column_sums + size_t(kv_head * group + h) * p.gate_stride + b.gates + threadIdx.x;
+        float sum = *sums;
+        for (int level = 1; level < p.levels; ++level) sum += sums[size_t(level) * p.heads * p.gate_stride];
+        *sums = sum;
+    }
+}
+
 // Grid (blocks, key heads of this launch): gradients of keys, values and reflections.
 extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_prepare(const __grid_constant__ PathParams p) {
     SHARED(PrepareBwdShared, sh);
     const int block = blockIdx.x, kv_head = p.head0 * p.kv_heads / p.heads + blockIdx.y;
     const PathBlock b = p.blocks[block];
     const size_t stride = size_t(p.kv_heads) * p.head_dim;
+    if (p.gates) add_levels(p, b, kv_head);
     copy_keys(sh.k, p.k, p, b, kv_head);
     copy_square<BLOCK>(sh.t, block_scratch(p.t, p, block, kv_head, BLOCK * BLOCK));
     copy_square<BLOCK>(sh.n, block_scratch(p.n, p, block, kv_head, BLOCK * BLOCK));

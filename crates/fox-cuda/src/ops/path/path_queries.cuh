@@ -43,18 +43,19 @@ DEVICE void pad_virtual(real* x, const PathParams& p, const PathSpan& s, int row
 // and `even` and `odd` for products of spans, are scratch in shared memory that is free.
 DEVICE void walk_older_spans(Rows& x, real* tile, real* even, real* odd, const PathParams& p, const PathTile& t,
                              int index, int head) {
-    const int kv_head = head / (p.heads / p.kv_heads), last = t.local / p.span_blocks - 1;
+    const OlderSpans older(p, t);
+    const int kv_head = head / (p.heads / p.kv_heads), last = older.count - 1;
     auto prefetch = [&](int n) {
-        copy_square<D>(n % 2 ? odd : even, block_scratch(p.es, p, t.spans + n, kv_head, D * D));
+        copy_square<D>(n % 2 ? odd : even, block_scratch(p.es, p, older.at(n), kv_head, D * D));
         copy_commit();
     };
     if (last > 0) prefetch(last);
     for (int n = last; n >= 0; --n) {
-        const PathSpan s = p.spans[t.spans + n];
+        const PathSpan s = p.spans[older.at(n)];
         __syncwarp();
         x.store(tile, RP);
         __syncwarp();
-        store_virtual(virtual_rows(p.xs, p, s.first + index - s.tile0, head), tile, p);
+        store_virtual(virtual_rows(p.xs, p, virtual_tile(s, index), head), tile, p);
         pad_virtual(p.xs, p, s, index - s.tile0, head);
         if (n == 0) break;
         copy_wait<0>();

@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) path_bwd_walk(const __grid
     }
     copy_queries(sh.d_out, p.d_out, p, t, head);
     Rows dx = {};
-    if (t.local >= p.span_blocks) {
+    if (t.local >= p.sizes[0]) {
         const float* from = p.dx_spans + (size_t(tile) * p.heads + head) * BLOCK * D;
         dx.each([&](int i, int j, float& y) { y = from[i * D + j]; });
     }

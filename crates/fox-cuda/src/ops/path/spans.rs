@@ -5,45 +5,46 @@ use fox_tensor::PATH_BLOCK;
 use super::PathCall;
 use super::params::PathParams;
 use super::passes::Pass;
-use super::table::{ONE_SPAN, virtual_tiles};
+use super::table::{LEVELS, ONE_SPAN, SUM_TILES, SpanSizes, virtual_tiles};
 use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{SpanGradients, dq_len};
 use crate::{Buffer, Float, Result};
 
-/// Blocks of PaTH's smallest span, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of
-/// 96 keys at head dim 64. A smaller span has fewer blocks that the slower walk over blocks visits, but more virtual
-/// queries.
-pub(super) const SPAN_BLOCKS: [usize; 2] = [12, 16];
+/// Blocks of PaTH's spans, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96 keys at
+/// head dim 64. The smallest bounds the slower walk over blocks; each level multiplies by 4, so that a query has at most
+/// three virtual ones of each.
+pub(super) const SPAN_BLOCKS: [SpanSizes; 2] = [[6, 24, 96, 384], [4, 16, 64, 256]];
 /// Limit on the scratch of virtual queries: spans double until it fits.
 const SPAN_BYTES: usize = 4 << 30;
-/// Virtual tiles of 64 queries per thread block of `path_span_products`.
-const PART_TILES: usize = 32;
 
-/// Blocks of a span, at least `smallest` of these for head dims to 64 and above. All blocks are one span on GPUs without
+/// Blocks of spans, at least `smallest` of these for head dims to 64 and above. All blocks are one span on GPUs without
 /// wgmma, in f32, and where the op refuses: with pruning, for which the walk over blocks ends early.
-pub(in crate::ops) fn span_blocks<T: Float>(
+pub(in crate::ops) fn span_sizes<T: Float>(
     attention: &Attention<'_, T>,
-    smallest: [usize; 2],
+    smallest: [SpanSizes; 2],
     refused: bool,
-) -> usize {
+) -> SpanSizes {
     if refused || !attention.has_span_kernels() {
-        return ONE_SPAN;
+        return [ONE_SPAN; LEVELS];
     }
     let spec = attention.spec;
     let smallest = smallest[usize::from(spec.head_dim > 64)];
     let width = spec.head_dim.next_multiple_of(64);
     // x, the gradient of the output, and that of x in f32.
     let tile = PATH_BLOCK * spec.heads * (2 * size_of::<T>() * spec.head_dim + 4 * width);
-    let fits = |blocks: &usize| virtual_tiles(&spec.segments, *blocks) * tile <= SPAN_BYTES;
-    let doubled = std::iter::successors(Some(smallest), |blocks| Some(2 * blocks));
-    doubled.take(16).find(fits).unwrap_or(ONE_SPAN)
+    let fits = |sizes: &SpanSizes| virtual_tiles(&spec.segments, sizes) * tile <= SPAN_BYTES;
+    let double = |sizes: &SpanSizes| Some(sizes.map(|blocks| (2 * blocks).min(ONE_SPAN)));
+    std::iter::successors(Some(smallest), double).take(16).find(fits).unwrap_or([ONE_SPAN; LEVELS])
 }
 
 /// Scratch of a call with older spans.
 pub(super) struct OlderSpans<T> {
-    /// Keys at the end of their span, and virtual queries.
+    /// Keys at the end of their span, their values unless there is one level, and virtual queries.
     kl: Buffer<T>,
+    vl: Option<Buffer<T>>,
     xs: Buffer<T>,
+    /// Gate prefixes of all levels, unless there is one.
+    gates: Option<Buffer<f32>>,
     /// What later launches read.
     products: Vec<Buffer<T>>,
     gradients: Vec<Buffer<f32>>,
@@ -53,24 +54,49 @@ impl<T: Float> PathCall<'_, T> {
     /// Carries keys to the end of their span.
     pub(super) fn prepare_spans(&mut self, backward: bool) -> Result<()> {
         let (gpu, spec, width) = (self.attention.gpu, self.attention.spec, self.shape.width);
-        let (spans, product) = (self.table.spans.len(), spec.kv_heads * width * width);
-        let kl = gpu.alloc::<T>(self.attention.inputs.k.len())?;
+        let product = spec.kv_heads * width * width;
+        let (levels, key_len) = (self.table.levels.len(), self.attention.inputs.k.len());
+        let kl = gpu.alloc::<T>(levels * key_len)?;
+        let vl = (levels > 1).then(|| gpu.alloc::<T>(levels * key_len)).transpose()?;
         let xs = gpu.alloc::<T>(self.virtual_len())?;
-        let es = gpu.alloc::<T>(spans * product)?;
         let f = match backward {
-            true => Some(gpu.alloc::<T>(self.table.block_count * product)?),
+            true => Some(gpu.alloc::<T>(self.table.products() * product)?),
             false => None,
         };
         self.params = PathParams {
             f: f.as_ref().map_or(0, Buffer::address).into(),
-            es: es.address().into(),
             kl: kl.address().into(),
+            vl: vl.as_ref().map_or(0, Buffer::address).into(),
             xs: xs.address().into(),
             ..self.params
         };
-        let products = f.into_iter().chain([es]).collect();
-        self.older = Some(OlderSpans { kl, xs, products, gradients: Vec::new() });
-        self.run(Pass::Spans, [spans, spec.kv_heads])
+        let gates = match &self.gates {
+            Some(gates) if levels > 1 => Some(self.repeated(gates, levels)?),
+            _ => None,
+        };
+        let products = f.into_iter().collect();
+        self.older = Some(OlderSpans { kl, vl, xs, gates, products, gradients: Vec::new() });
+        for (level, spans) in self.table.levels.clone().into_iter().enumerate() {
+            self.params.span0 = spans.start;
+            self.run_grid(Pass::Spans, [spans.len(), spec.kv_heads, self.blocks_below(level)])?;
+        }
+        Ok(())
+    }
+
+    /// Blocks of each of the parts that a span of this level consists of.
+    fn blocks_below(&self, level: usize) -> usize {
+        if level == 0 { 1 } else { self.table.sizes[level - 1] }
+    }
+
+    /// Copies of gate prefixes, one for each level.
+    fn repeated(&self, gates: &Buffer<f32>, levels: usize) -> Result<Buffer<f32>> {
+        let (gpu, bytes) = (self.attention.gpu, gates.len() * size_of::<f32>());
+        let all = gpu.alloc::<f32>(levels * gates.len())?;
+        for level in 0..levels {
+            // SAFETY: both are live, and `all` has this many bytes for each level.
+            unsafe { gpu.copy(all.address() + (level * bytes) as u64, gates.address(), bytes)? };
+        }
+        Ok(all)
     }
 
     fn virtual_len(&self) -> usize {
@@ -84,9 +110,9 @@ impl<T: Float> PathCall<'_, T> {
         let (gpu, heads) = (self.attention.gpu, self.attention.spec.heads);
         let os = gpu.alloc::<T>(older.xs.len())?;
         let lses = gpu.alloc::<f32>(self.table.virtual_tiles() * PATH_BLOCK * heads)?;
-        let tiling = (&*self.tiling, self.gates.as_ref());
-        let operands = (&older.xs, &older.kl);
-        let tables = self.table.span_tiles(self.attention)?;
+        let tiling = (&*self.tiling, older.gates.as_ref().or(self.gates.as_ref()));
+        let operands = (&older.xs, &older.kl, older.vl.as_ref().unwrap_or(self.attention.inputs.v));
+        let tables = self.table.span_tiles(self.attention, self.tiling.gate_stride)?;
         self.attention.spans_forward(&tables, operands, tiling, (&os, &lses))?;
         self.params.os = os.address().into();
         self.params.lses = lses.address().into();
@@ -99,15 +125,16 @@ impl<T: Float> PathCall<'_, T> {
         let (gpu, spec) = (self.attention.gpu, self.attention.spec);
         let (heads, tiles, spans) = (spec.heads, self.table.tile_count(), self.table.spans.len());
         let (width, rows) = (self.shape.width, self.table.virtual_tiles() * PATH_BLOCK);
-        let longest = self.table.spans.iter().map(|s| s.tiles).max().unwrap_or(0);
-        let parts = longest.div_ceil(PART_TILES);
+        let product = spec.kv_heads * width * width;
         let ds = gpu.alloc::<T>(self.virtual_len())?;
         let statistics = gpu.alloc::<f32>(4 * heads * rows)?;
         let dq = gpu.alloc::<f32>(heads * dq_len(spec.head_dim, rows))?;
-        let [dk, dv] = [0, 1].map(|_| gpu.alloc::<T>(self.attention.inputs.k.len()));
+        let [dk, dv] = [0, 1].map(|_| gpu.alloc::<T>(older.kl.len()));
         let (dk, dv) = (dk?, dv?);
         let dx_spans = gpu.alloc::<f32>(tiles * heads * PATH_BLOCK * width)?;
-        let de_parts = gpu.alloc::<f32>(spans * spec.kv_heads * parts * width * width)?;
+        let de_parts = gpu.alloc::<f32>(self.table.sums() * product)?;
+        let de_spans = gpu.alloc::<f32>(spans * product)?;
+        let df_keys = gpu.alloc::<f32>(spans * product)?;
         self.params = PathParams {
             ds: ds.address().into(),
             rows: statistics.address().into(),
@@ -116,27 +143,38 @@ impl<T: Float> PathCall<'_, T> {
             dvl: dv.address().into(),
             dx_spans: dx_spans.address().into(),
             de_parts: de_parts.address().into(),
-            part_tiles: PART_TILES,
-            parts,
+            de_spans: de_spans.address().into(),
+            df_keys: df_keys.address().into(),
+            sum_tiles: SUM_TILES,
             ..self.params
         };
         self.run(Pass::SpanQueries, [tiles, heads])?;
         let gradients = SpanGradients {
             rows: &statistics,
-            gates: self.gates.as_ref(),
+            gates: older.gates.as_ref().or(self.gates.as_ref()),
             gate_stride: self.tiling.gate_stride,
             dq: &dq,
             dk: &dk,
             dv: &dv,
             column_sums,
         };
-        let operands = (&older.xs, &older.kl);
-        let tables = self.table.span_tiles(self.attention)?;
+        let operands = (&older.xs, &older.kl, older.vl.as_ref().unwrap_or(self.attention.inputs.v));
+        let tables = self.table.span_tiles(self.attention, self.tiling.gate_stride)?;
         self.attention.spans_backward(&tables, operands, &ds, &gradients)?;
         self.run(Pass::SpanWalk, [tiles, heads])?;
-        self.run_grid(Pass::SpanProducts, [spans, spec.kv_heads, parts])?;
+        let sums = self.table.spans.iter().map(|s| s.tiles.div_ceil(SUM_TILES)).max();
+        self.run_grid(Pass::SpanProducts, [spans, spec.kv_heads, sums.unwrap_or(0)])?;
+        (self.params.head0, self.params.head_count) = (0, heads);
+        let levels = self.table.levels.clone();
+        for (level, spans) in levels.into_iter().enumerate().skip(1).rev() {
+            self.params.span0 = spans.start;
+            let parts = self.table.sizes[level] / self.blocks_below(level);
+            self.run_grid(Pass::SpanKeys, [spans.len(), spec.kv_heads, parts])?;
+            self.run(Pass::SpanBackward, [spans.len(), spec.kv_heads])?;
+        }
+        self.params.span0 = 0;
         if let Some(older) = &mut self.older {
-            older.gradients.extend([dx_spans, de_parts]);
+            older.gradients.extend([dx_spans, de_parts, de_spans, df_keys]);
             older.products.extend([dk, dv]);
         }
         Ok(())

@@ -11,8 +11,8 @@ use super::attention::tiles::{TileConfig, padded_head_dim, portable_column_split
 use super::attention::tiling::{BlockRef, Segment, Tiling};
 use super::attention::{self, Attention, BackwardPlan};
 use super::path::PathTable;
-use super::path::spans::span_blocks;
-use super::path::table::{ONE_SPAN, PathSpan, PathTile};
+use super::path::spans::span_sizes;
+use super::path::table::{ONE_SPAN, PathSpan, PathTile, SpanSizes};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Float, Generation, Result, Source};
@@ -25,7 +25,8 @@ const SPANS: Source =
     source!("wall_spans", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
 
 /// Blocks of the smallest span, as in PaTH attention.
-const SPAN_BLOCKS: [usize; 2] = [12, 8];
+const SPAN_BLOCKS: [SpanSizes; 2] =
+    [[12, ONE_SPAN, ONE_SPAN, ONE_SPAN], [8, ONE_SPAN, ONE_SPAN, ONE_SPAN]];
 /// Threads of the kernels over tiles, and of those over rows.
 const THREADS: usize = 128;
 const WARP: usize = 32;
@@ -225,11 +226,12 @@ impl<T: Float> Wall<'_, T> {
         };
         // With grouped heads, query heads share values but not keys.
         let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
-        let span_blocks = span_blocks(&self.attention, SPAN_BLOCKS, refused);
+        let sizes = span_sizes(&self.attention, SPAN_BLOCKS, refused);
+        let span_blocks = sizes[0];
         let table = || {
-            gpu.attention.paths.get((spec.segments.clone(), span_blocks), || {
-                PathTable::new(gpu, &spec.segments, span_blocks)
-            })
+            gpu.attention
+                .paths
+                .get((spec.segments.clone(), sizes), || PathTable::new(gpu, &spec.segments, sizes))
         };
         let table = (span_blocks != ONE_SPAN).then(table).transpose()?;
         let held = Prepared {

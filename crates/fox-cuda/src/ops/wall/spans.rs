@@ -46,9 +46,10 @@ impl<T: Float> Wall<'_, T> {
         let run =
             |entry| self.run((SPANS, entry), [tiling.m_tile_count, heads, 1], (THREADS, 0), params);
         run("wall_span_rows")?;
-        let tables = table.span_tiles(&self.attention)?;
+        let tables = table.span_tiles(&self.attention, tiling.gate_stride)?;
         let tiling = (tiling, held.gates.as_ref());
-        self.attention.spans_forward(&tables, (&xs, &kl), tiling, (&os, &lses))?;
+        let operands = (&xs, &kl, self.attention.inputs.v);
+        self.attention.spans_forward(&tables, operands, tiling, (&os, &lses))?;
         run("wall_merge")
     }
 
@@ -98,8 +99,9 @@ impl<T: Float> Wall<'_, T> {
             dv: &dv,
             column_sums: &columns,
         };
-        let tables = table.span_tiles(&self.attention)?;
-        self.attention.spans_backward(&tables, (&xs, &kl), &ds, &gradients)?;
+        let tables = table.span_tiles(&self.attention, tiling.gate_stride)?;
+        let operands = (&xs, &kl, self.attention.inputs.v);
+        self.attention.spans_backward(&tables, operands, &ds, &gradients)?;
         run("wall_span_grads")?;
         Ok(Some(OlderGradients { params, _sums: sums }))
     }

@@ -15,7 +15,7 @@ struct SpanTile {
           lane(t.local % p.span_blocks) {}
     // Whether queries of later spans see the block.
     DEVICE bool is_seen(const WallParams& p) const { return (span + 1) * p.span_blocks * BLOCK < t.keys; }
-    DEVICE PathSpan at(const WallParams& p, int n) const { return p.older_spans[t.spans + n]; }
+    DEVICE PathSpan at(const WallParams& p, int n) const { return p.older_spans[t.spans[0] + n]; }
     // Product of the decays of `count` blocks, the first `offset` blocks after this one.
     DEVICE float product(const WallParams& p, int offset, int count, int channel) const {
         float all = 1.f;
