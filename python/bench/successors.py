@@ -1,15 +1,18 @@
 """PaTH, Wall and Kimi Delta Attention on a GPU: python bench/successors.py (--help for its options)
 
 Values and gradients against float64 first, then milliseconds of a forward with its backward beside
-flash-linear-attention in the same process (`--fla` adds a folder to the import path). Every op is warmed up before it
-is timed, because Triton tunes its kernels in the first calls; rounds alternate, and medians count. A check that fails
-is named and makes the exit status 1.
+flash-linear-attention in the same process (`--fla` adds a folder to the import path). Every row runs in a process of
+its own, which ends after `--limit` seconds. Every op is warmed up before it is timed, because Triton tunes its kernels
+in the first calls (`triton_tuning.py` shortens that); rounds alternate, and medians count. What is known is printed at
+once. A check that fails is named and makes the exit status 1.
 """
 
 import argparse
 import os
 import statistics
+import subprocess
 import sys
+import time
 
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
@@ -17,6 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import h200
+import triton_tuning
 import foxlm  # noqa: E402, h200 adds the folder of the tests
 import test_transitions as transitions  # noqa: E402
 
@@ -97,35 +101,55 @@ def theirs(module):
 
 def speeds():
     """Milliseconds of forward and backward together, medians of rounds that alternate"""
-    for name, make, op, bar, module in rows(ARGUMENTS.time):
-        if ARGUMENTS.op not in (None, module):
+    for number, (name, _, _, _, module) in enumerate(rows(ARGUMENTS.time)):
+        if ARGUMENTS.op not in (None, module) or ARGUMENTS.row not in (None, number):
             continue
-        x = [a.requires_grad_() for a in make()]
-        w = torch.randn_like(x[0])
-        step = {"foxlm": lambda: torch.autograd.grad(op(*x), x, w)}
-        other = theirs(module)
-        if other is not None:
-            step["flash-linear-attention"] = lambda: torch.autograd.grad(other(*x), x, w)
-        found, finite = {}, {}
-        for side, f in list(step.items()):
-            try:
-                finite[side] = all(bool(grad.isfinite().all()) for grad in f())
-                f(), f()
-                found[side] = []
-            except Exception as error:
-                print(f"{name:28} {side}: failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        for _ in range(3):
-            for side in found:
-                found[side].append(h200.clock(step[side]))
-        medians = {side: statistics.median(times) for side, times in found.items()}
-        for side, ms in medians.items():
-            word = "finite" if finite[side] else "NaN or infinite gradients"
-            print(f"{name:28} {side:24} {ms:9.3f} ms  {word}", flush=True)
-        h200.check(f"{name}: gradients are finite", finite.get("foxlm", False))
-        if len(medians) == 2:
-            ratio = medians["flash-linear-attention"] / medians["foxlm"]
-            needed = "" if bar is None else f", {bar} is needed"
-            h200.check(f"{name}: speed beside FLA", bar is None or ratio >= bar, f"{ratio:.2f} times{needed}")
+        if ARGUMENTS.row is not None:
+            speed(*rows(ARGUMENTS.time)[number])
+            continue
+        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--only", "speeds", "--row", str(number)]
+        try:
+            status = subprocess.run(command, timeout=ARGUMENTS.limit).returncode
+        except subprocess.TimeoutExpired:
+            status = f"ended after {ARGUMENTS.limit} s"
+        if status != 0:
+            h200.check(name, False, f"status {status}" if isinstance(status, int) else status)
+
+
+def speed(name, make, op, bar, module):
+    """One row."""
+    x = [a.requires_grad_() for a in make()]
+    w = torch.randn_like(x[0])
+    step = {"foxlm": lambda: torch.autograd.grad(op(*x), x, w)}
+    other = None if ARGUMENTS.alone else theirs(module)
+    if other is not None:
+        triton_tuning.install(ARGUMENTS.configs)
+        step["flash-linear-attention"] = lambda: torch.autograd.grad(other(*x), x, w)
+    found, finite = {}, {}
+    for side, f in step.items():
+        start = time.time()
+        try:
+            finite[side] = all(bool(grad.isfinite().all()) for grad in f())
+            f(), f()
+            found[side] = [h200.clock(f)]
+        except Exception as error:
+            print(f"{name:28} {side}: failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            continue
+        ready = time.time() - start
+        print(f"{name:28} {side:24} {found[side][0]:9.3f} ms at first, after {ready:.0f} s", flush=True)
+    for _ in range(3):
+        for side, times in found.items():
+            times.append(h200.clock(step[side]))
+    # The first was not beside the other.
+    medians = {side: statistics.median(times[1:]) for side, times in found.items()}
+    for side, ms in medians.items():
+        word = "finite" if finite[side] else "NaN or infinite gradients"
+        print(f"{name:28} {side:24} {ms:9.3f} ms  {word}", flush=True)
+    h200.check(f"{name}: gradients are finite", finite.get("foxlm", False))
+    if len(medians) == 2:
+        ratio = medians["flash-linear-attention"] / medians["foxlm"]
+        needed = "" if bar is None else f", {bar} is needed"
+        h200.check(f"{name}: speed beside FLA", bar is None or ratio >= bar, f"{ratio:.2f} times{needed}")
 
 
 if __name__ == "__main__":
@@ -134,13 +158,21 @@ if __name__ == "__main__":
     parser.add_argument("--time", type=int, default=16384, help="tokens of a sequence")
     parser.add_argument("--only", choices=("values", "speeds"), help="one part alone")
     parser.add_argument("--op", choices=("path_attn", "kda", "wall_attn"), help="speeds of one op alone")
+    parser.add_argument("--row", type=int, help="speeds of one row alone, in this process")
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a row")
+    parser.add_argument("--alone", action="store_true", help="foxlm without flash-linear-attention")
+    parser.add_argument(
+        "--configs", type=int, help="the first configurations of each of FLA's kernels, instead of all; unfair to it"
+    )
     ARGUMENTS = parser.parse_args()
     sys.path[:0] = [ARGUMENTS.fla] if ARGUMENTS.fla else []
     if not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch can use; this script is for one")
-    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "foxlm", foxlm.__version__)
+    if ARGUMENTS.row is None:
+        print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "foxlm", foxlm.__version__)
     for part in (values, speeds):
         if ARGUMENTS.only in (None, part.__name__):
-            h200.section(part)
-    print(f"\n{len(h200.FAILED)} failed{': ' + ', '.join(h200.FAILED) if h200.FAILED else ''}")
+            part() if ARGUMENTS.row is not None else h200.section(part)
+    if ARGUMENTS.row is None:
+        print(f"\n{len(h200.FAILED)} failed{': ' + ', '.join(h200.FAILED) if h200.FAILED else ''}")
     sys.exit(1 if h200.FAILED else 0)
