@@ -209,7 +209,9 @@ class _Transition:
 
     def arrange(self, x, dtype):
         """`x` contiguous and aligned, in this type, heads filled up with zeros; itself where it is so already."""
-        x = pad(x.to(dtype), (0, self.width - x.shape[3])).contiguous()
+        x = x.to(dtype)
+        # pad() copies also where there is nothing to add.
+        x = (x if x.shape[3] == self.width else pad(x, (0, self.width - x.shape[3]))).contiguous()
         # The copy engine reads 16 bytes at a time.
         return x.clone() if x.data_ptr() % 16 else x
 
