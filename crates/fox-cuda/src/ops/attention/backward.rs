@@ -308,8 +308,8 @@ impl<T: Float> Attention<'_, T> {
             m_tile_count,
             heads,
             kv_heads,
-            // The tiles of keys of a span run together: they share its queries.
-            group_heads: 1,
+            // The tiles of keys of a span run together, of all heads: they share its queries, and the shortest come last.
+            group_heads: kv_heads,
             reversed_heads: 0,
             head_dim,
             gate_stride: x.gate_stride,
