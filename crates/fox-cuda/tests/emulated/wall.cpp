@@ -159,9 +159,9 @@ static void run(const Problem& t, Memory& m) {
     }
     launch({tiles, heads, unsigned(t.d + CHANNELS - 1) / CHANNELS}, THREADS, [&] { wall_finish(p); });
     launch({rows, kv_heads, 1}, 32, [&] { wall_sum_heads(p); });
-    launch({tiles, heads, 1}, 32, [&] { wall_decay_totals(p); });
-    launch({unsigned(m.segments.size()), heads, 1}, 32, [&] { wall_decay_scan(p); });
-    launch({tiles, heads, 1}, 32, [&] { wall_decay_gradient(p); });
+    launch({tiles, heads, 1}, THREADS, [&] { wall_decay_totals(p); });
+    launch({unsigned(m.segments.size()), heads, unsigned(t.d + 31) / 32}, 32, [&] { wall_decay_scan(p); });
+    launch({tiles, heads, 1}, THREADS, [&] { wall_decay_gradient(p); });
 }
 
 static double wide(Element x) { return to_float(x); }

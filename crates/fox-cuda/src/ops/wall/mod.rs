@@ -361,9 +361,9 @@ impl<T: Float> Wall<'_, T> {
         let run = |entry, grid, size| self.run((BACKWARD, entry), grid, size, params);
         run("wall_finish", [tiles, heads, d.div_ceil(WARP)], (THREADS, 0))?;
         run("wall_sum_heads", [rows, kv_heads, 1], rows_of)?;
-        run("wall_decay_totals", over_queries, rows_of)?;
-        run("wall_decay_scan", [spec.segments.len(), heads, 1], rows_of)?;
-        run("wall_decay_gradient", over_queries, rows_of)?;
+        run("wall_decay_totals", over_queries, (THREADS, 0))?;
+        run("wall_decay_scan", [spec.segments.len(), heads, d.div_ceil(WARP)], rows_of)?;
+        run("wall_decay_gradient", over_queries, (THREADS, 0))?;
         let sums = (&column_sums, &row_sums);
         let gates = grads.dlog_gates.as_ref();
         self.attention.gate_gradient_of_rows(&tiling, &config, sums, gates)?;

@@ -7,20 +7,41 @@
 extern "C" __global__ void __launch_bounds__(THREADS) wall_prepare(const __grid_constant__ WallParams p) {
     if (is_closed(p, blockIdx.x)) return;
     const Block b = block_at(p, blockIdx.x, blockIdx.y);
+    // Rows that a thread loads at once: stores would otherwise delay the next load.
+    constexpr int BATCH = 8;
     for (int c = threadIdx.x; c < p.head_dim; c += THREADS) {
         float product = 1.f;
-        for (int i = 0; i < b.count; ++i) {
-            const size_t at = element(p, b.row + i, b.head, c);
-            const float e = expf(p.log_decays[at]);
-            product *= e;
-            p.e[at] = e;
-            p.x[at] = to_real(to_float(p.q[at]) * product);
+        for (int first = 0; first < b.count; first += BATCH) {
+            float log_decay[BATCH], q[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const size_t at = element(p, b.row + min(first + i, b.count - 1), b.head, c);
+                log_decay[i] = p.log_decays[at], q[i] = to_float(p.q[at]);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (first + i >= b.count) break;
+                const size_t at = element(p, b.row + first + i, b.head, c);
+                const float e = expf(log_decay[i]);
+                product *= e;
+                p.e[at] = e;
+                p.x[at] = to_real(q[i] * product);
+            }
         }
         product = 1.f;
-        for (int j = b.count - 1; j >= 0; --j) {
-            const size_t at = element(p, b.row + j, b.head, c);
-            p.far[at] = to_real(to_float(p.k[key_element(p, b.row + j, b.kv_head, c)]) * product);
-            product *= p.e[at];
+        for (int last = b.count - 1; last >= 0; last -= BATCH) {
+            float e[BATCH], k[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int row = b.row + max(last - i, 0);
+                e[i] = p.e[element(p, row, b.head, c)], k[i] = to_float(p.k[key_element(p, row, b.kv_head, c)]);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (last < i) break;
+                p.far[element(p, b.row + last - i, b.head, c)] = to_real(k[i] * product);
+                product *= e[i];
+            }
         }
         p.decay[(size_t(b.tile) * p.heads + b.head) * p.head_dim + c] = product;
     }

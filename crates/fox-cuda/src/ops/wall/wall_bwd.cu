@@ -281,40 +281,57 @@ extern "C" __global__ void wall_sum_heads(const __grid_constant__ WallParams p) 
     }
 }
 
+constexpr int BATCH = 16;  // values that a thread of the sums loads at once: stores would otherwise delay the next load
+
 // Sums over each block of the gradient of the summed log decays, [tile][H * d]. Grid (tiles, heads).
-extern "C" __global__ void wall_decay_totals(const __grid_constant__ WallParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) wall_decay_totals(const __grid_constant__ WallParams p) {
     const Block b = block_at(p, blockIdx.x, blockIdx.y);
-    for (int c = threadIdx.x; c < p.head_dim; c += 32) {
+    for (int c = threadIdx.x; c < p.head_dim; c += THREADS) {
         double sum = 0.0;
+#pragma unroll 16
         for (int t = 0; t < b.count; ++t) sum += p.dx[element(p, b.row + t, b.head, c)];
         p.totals[(size_t(b.tile) * p.heads + b.head) * p.head_dim + c] = sum;
     }
 }
 
-// Replaces the totals by the sums over the later blocks of the segment. Grid (segments, heads).
+// Replaces the totals by the sums over the later blocks of the segment. Grid (segments, heads, channels / 32).
 extern "C" __global__ void wall_decay_scan(const __grid_constant__ WallParams p) {
     const Segment s = p.segments[blockIdx.x];
-    const int blocks = (s.k_len + BLOCK - 1) / BLOCK, head = blockIdx.y;
-    for (int c = threadIdx.x; c < p.head_dim; c += 32) {
-        double later = 0.0;
-        for (int block = blocks - 1; block >= 0; --block) {
-            double& total = p.totals[(size_t(s.m_tile0 + block) * p.heads + head) * p.head_dim + c];
-            const double own = total;
-            total = later;
-            later += own;
+    const int blocks = (s.k_len + BLOCK - 1) / BLOCK, head = blockIdx.y, c = blockIdx.z * 32 + threadIdx.x;
+    if (c >= p.head_dim) return;
+    double* totals = p.totals + (size_t(s.m_tile0) * p.heads + head) * p.head_dim + c;
+    const size_t stride = size_t(p.heads) * p.head_dim;
+    double later = 0.0;
+    for (int last = blocks - 1; last >= 0; last -= BATCH) {
+        double own[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) own[i] = last >= i ? totals[(last - i) * stride] : 0.0;
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (last >= i) totals[(last - i) * stride] = later;
+            later += own[i];
         }
     }
 }
 
 // dlog_decays: suffix sums; 0 for the first row of a segment, whose decay has no effect. Grid (tiles, heads).
-extern "C" __global__ void wall_decay_gradient(const __grid_constant__ WallParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) wall_decay_gradient(const __grid_constant__ WallParams p) {
     const Block b = block_at(p, blockIdx.x, blockIdx.y);
-    for (int c = threadIdx.x; c < p.head_dim; c += 32) {
+    for (int c = threadIdx.x; c < p.head_dim; c += THREADS) {
         double sum = p.totals[(size_t(b.tile) * p.heads + b.head) * p.head_dim + c];
-        for (int t = b.count - 1; t >= 0; --t) {
-            const size_t at = element(p, b.row + t, b.head, c);
-            sum += p.dx[at];
-            p.dlog_decays[at] = b.first + t == 0 ? 0.f : float(sum);
+        for (int last = b.count - 1; last >= 0; last -= BATCH) {
+            float own[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                own[i] = last >= i ? p.dx[element(p, b.row + last - i, b.head, c)] : 0.f;
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (last < i) break;
+                sum += own[i];
+                const bool is_first = b.first + last - i == 0;
+                p.dlog_decays[element(p, b.row + last - i, b.head, c)] = is_first ? 0.f : float(sum);
+            }
         }
     }
 }
