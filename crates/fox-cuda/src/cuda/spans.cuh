@@ -9,6 +9,39 @@
 constexpr int HALF_FLOATS = 64 * 64 + 4 * 8;
 constexpr int QUERIES_PER_SUM = HEAD_DIM == 64 ? 16 : 8, HALVES = HEAD_DIM == 64 ? 1 : 2;
 
+// The older spans that a tile meets, from the oldest one on: of the last level first.
+struct OlderSpans {
+    static constexpr int LEVELS = 4;
+    int firsts[LEVELS], counts[LEVELS], count = 0;
+
+    template <class Params, class Tile>
+    DEVICE OlderSpans(const Params& p, const Tile& t) {
+        static_assert(sizeof(p.sizes) == LEVELS * sizeof(int) && sizeof(t.spans) == sizeof(p.sizes), "one for each level");
+#pragma unroll
+        for (int level = 0; level < LEVELS; ++level) {
+            const int own = t.local / p.sizes[level];
+            int outer = 0;
+            if (level + 1 < LEVELS) {
+                const int next = p.sizes[(level + 1) % LEVELS];
+                outer = t.local / next * (next / p.sizes[level]);
+            }
+            firsts[level] = t.spans[level] + outer;
+            counts[level] = own - outer;
+            count += counts[level];
+        }
+    }
+    // The index of span n.
+    DEVICE int at(int n) const {
+        int index = 0;
+#pragma unroll
+        for (int level = LEVELS - 1; level >= 0; --level) {
+            if (n >= 0 && n < counts[level]) index = firsts[level] + n;
+            n -= counts[level];
+        }
+        return index;
+    }
+};
+
 // Sum of the gradients of scores over a query's group, of row `row` of virtual tile `tile`: `index` counts the tiles of
 // all heads. Both halves have sums of 64 keys: at head dim 64 of two tiles of queries, else of one.
 DEVICE float group_sum(const float* dq_tiles, size_t index, int tile, int row) {

@@ -9,6 +9,65 @@ struct VirtualSpan {
     int keys;
 };
 
+// A segment: queries and keys, the first row of keys, block, tile of queries, and position in the gate prefixes.
+struct SpanSegment {
+    int q_len, k_len, k_start, block, tile, gates;
+};
+
+// Spans of all levels, as `path/table.rs` cuts them, from the definition: those that queries in the same span of the next
+// level see, and those inside them.
+template <class Span>
+struct SpanCut {
+    static constexpr int LEVELS = 4, NONE = 1 << 30, BLOCK = 64;
+    const std::vector<int>& sizes;
+    std::vector<Span> spans = {};
+    std::vector<int> levels = {0};  // spans before each level
+    int virtual_tiles = 0, sums = 0;
+
+    // Blocks with queries that see span i of a level inside the same span of the next.
+    int2 later(const SpanSegment& s, int level, int i) const {
+        const int size = sizes[level], outer = level + 1 < LEVELS ? sizes[level + 1] : NONE;
+        const int first = (s.k_len - s.q_len) / BLOCK, count = (s.k_len + BLOCK - 1) / BLOCK;
+        const int begin = max((i + 1) * size, first);
+        return int2{begin, max(begin, min((i * size / outer + 1) * outer, count))};
+    }
+    bool is_needed(const SpanSegment& s, int level, int i) const {
+        if (level == LEVELS || sizes[level] == NONE || s.q_len == 0) return false;
+        if ((i + 1) * sizes[level] > s.k_len / BLOCK) return false;
+        const int2 seen = later(s, level, i);
+        return seen.x < seen.y || is_carried(s, level, i);
+    }
+    bool is_carried(const SpanSegment& s, int level, int i) const {
+        return level + 1 < LEVELS && is_needed(s, level + 1, i * sizes[level] / sizes[level + 1]);
+    }
+
+    // `tiles` of all segments, each from `tile` on.
+    template <class Tile>
+    void cut(const std::vector<SpanSegment>& segments, int block_count, int sum_tiles, std::vector<Tile>& tiles) {
+        std::vector<int> parts;
+        for (const SpanSegment& s : segments) parts.push_back(s.block);
+        for (int level = 0; level < LEVELS; ++level) {
+            for (size_t n = 0; n < segments.size(); ++n) {
+                const SpanSegment& s = segments[n];
+                const int base = spans.size(), below = level == 0 ? 1 : sizes[level - 1], size = sizes[level];
+                const size_t end = n + 1 < segments.size() ? segments[n + 1].tile : tiles.size();
+                for (size_t t = s.tile; t < end; ++t) tiles[t].spans[level] = base;
+                for (int i = 0; is_needed(s, level, i); ++i) {
+                    const int2 seen = later(s, level, i);
+                    const int count = seen.y - seen.x, start = i * size * BLOCK;
+                    spans.push_back(Span{parts[n] + i * (size / below), s.gates + start,
+                                         s.tile + seen.x - (s.k_len - s.q_len) / BLOCK, count, virtual_tiles,
+                                         s.k_start + start, size, level, is_carried(s, level, i), sums});
+                    virtual_tiles += (count + 1) / 2 * 2;
+                    sums += (count + sum_tiles - 1) / sum_tiles;
+                }
+                parts[n] = block_count + base;
+            }
+            if (int(spans.size()) > levels.back()) levels.push_back(spans.size());
+        }
+    }
+};
+
 template <class Real>
 struct SpanAttention {
     static constexpr int TILE = 64, WIDTH = HEAD_DIM, HALF = 64 * 64 + 32, HALVES = WIDTH == 64 ? 1 : 2;

@@ -129,12 +129,12 @@ struct Case {
 
     void cut() {
         std::vector<int> bases;
-        std::vector<Start> starts;
+        std::vector<SpanSegment> starts;
         for (const Segment& s : segments) {
             const int offset = s.k_len - s.q_len, first = offset / C, count = (s.k_len + C - 1) / C;
             const int block0 = blocks.size(), tile0 = tiles.size();
             const int end = s.q_len ? tile0 + count - first : tile0;
-            starts.push_back({block0, tile0, stride});
+            starts.push_back({s.q_len, s.k_len, s.k_start, block0, tile0, stride});
             auto tile_at = [&](int b) { return min(tile0 + max(b - first, 0), end); };
             for (int b = 0; b < count; ++b) {
                 const int begin = tile_at(b + 1), rows = min(C, s.k_len - b * C);
@@ -151,7 +151,10 @@ struct Case {
             sums += (s.q_len + C - 1) / C * C;
         }
         stride += 256;
-        cut_spans(starts);
+        SpanCut<PathSpan> of_spans{sizes};
+        of_spans.cut(starts, int(blocks.size()), SUM_TILES, tiles);
+        spans = of_spans.spans, levels = of_spans.levels;
+        virtual_tiles = of_spans.virtual_tiles, span_sums = of_spans.sums;
         // Undefined beyond the segments.
         prefix.assign(size_t(heads) * stride, make_float2(NAN, NAN));
         for (size_t n = 0; n < segments.size(); ++n)
@@ -162,47 +165,6 @@ struct Case {
                     prefix[size_t(h) * stride + bases[n] + t] = make_float2(float(c), float(c - float(c)));
                 }
             }
-    }
-    // The first block, tile, and position in the gate prefixes of a segment.
-    struct Start {
-        int block, tile, gates;
-    };
-    void cut_spans(const std::vector<Start>& starts) {
-        std::vector<int> parts;
-        for (const Start& start : starts) parts.push_back(start.block);
-        for (int level = 0; level < LEVELS; ++level) {
-            for (size_t n = 0; n < segments.size(); ++n) {
-                const Segment& s = segments[n];
-                const int first = (s.k_len - s.q_len) / C, count = (s.k_len + C - 1) / C, base = spans.size();
-                for (PathTile& t : tiles)
-                    if (t.segment == int(n)) t.spans[level] = base;
-                // Blocks with queries that see span i of a level inside the same span of the next.
-                auto later = [&](int level, int i) {
-                    const int size = sizes[level], outer = level + 1 < LEVELS ? sizes[level + 1] : NONE;
-                    const int begin = max((i + 1) * size, first);
-                    return int2{begin, max(begin, min((i * size / outer + 1) * outer, count))};
-                };
-                auto needed = [&](auto& self, int level, int i) -> bool {
-                    if (level == LEVELS || sizes[level] == NONE || s.q_len == 0) return false;
-                    if ((i + 1) * sizes[level] > s.k_len / C) return false;
-                    const int2 tiles = later(level, i);
-                    return tiles.x < tiles.y || (level + 1 < LEVELS && self(self, level + 1, i * sizes[level] / sizes[level + 1]));
-                };
-                const int below = level == 0 ? 1 : sizes[level - 1];
-                for (int i = 0; needed(needed, level, i); ++i) {
-                    const int size = sizes[level], start = i * size * C;
-                    const int2 seen = later(level, i);
-                    const bool carried = level + 1 < LEVELS && needed(needed, level + 1, i * size / sizes[level + 1]);
-                    spans.push_back(PathSpan{parts[n] + i * (size / below), starts[n].gates + start,
-                                             starts[n].tile + seen.x - first, seen.y - seen.x, virtual_tiles,
-                                             s.k_start + start, size, level, carried, span_sums});
-                    virtual_tiles += (seen.y - seen.x + 1) / 2 * 2;
-                    span_sums += (seen.y - seen.x + SUM_TILES - 1) / SUM_TILES;
-                }
-                parts[n] = int(blocks.size()) + base;
-            }
-            if (int(spans.size()) > levels.back()) levels.push_back(spans.size());
-        }
     }
     size_t query_at(int row, int h) const { return (size_t(row) * heads + h) * d; }
     size_t key_at(int row, int h) const { return (size_t(row) * kv_heads + h / (heads / kv_heads)) * d; }

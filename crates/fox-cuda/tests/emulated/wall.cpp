@@ -20,7 +20,7 @@ struct Problem {
     std::vector<int> lengths;
     int heads, kv_heads, d, window;
     float rate;  // mean log decay of a step
-    int span_blocks = 1 << 30;
+    std::vector<int> sizes = {};  // blocks of a span at each level
 };
 
 // Everything that the kernels read and write.
@@ -35,7 +35,7 @@ struct Memory {
     std::vector<int2> spans;
     std::vector<PathTile> older_tiles;
     std::vector<PathSpan> older_spans;
-    int rows, tile_count, gate_stride, virtual_tiles = 0;
+    int rows, tile_count, gate_stride, virtual_tiles = 0, levels = 0;
     float scale;
 };
 
@@ -47,28 +47,28 @@ static std::vector<Element> elements(size_t count) {
 
 static Memory prepare(const Problem& t) {
     Memory m;
+    std::vector<SpanSegment> segments;
     m.rows = 0, m.gate_stride = 0;
     for (size_t n = 0; n < t.lengths.size(); ++n) {
         Segment s = {};
         s.q_start = s.k_start = m.rows, s.q_len = s.k_len = t.lengths[n];
         s.c_base = m.gate_stride, s.m_tile0 = s.n_tile0 = m.tiles.size();
-        const int first = m.tiles.size(), spans = m.older_spans.size(), count = (t.lengths[n] + 63) / 64;
+        const int first = m.tiles.size(), count = (t.lengths[n] + 63) / 64;
+        segments.push_back({t.lengths[n], t.lengths[n], m.rows, first, first, m.gate_stride});
         for (int block = 0; block < count; ++block) {
             m.tiles.push_back(BlockRef{int(n), block});
             PathTile tile = {};
             tile.row = m.rows + block * 64, tile.rows = min(64, t.lengths[n] - block * 64), tile.local = block;
-            tile.keys = t.lengths[n], tile.spans[0] = spans;
+            tile.keys = t.lengths[n], 
             m.older_tiles.push_back(tile);
-            const int later = block + t.span_blocks;
-            if (block % t.span_blocks || later >= count) continue;
-            m.older_spans.push_back(PathSpan{first + block, m.gate_stride + block * 64, first + later, count - later,
-                                             m.virtual_tiles, m.rows + block * 64});
-            m.virtual_tiles += (count - later + 1) / 2 * 2;
         }
         m.segments.push_back(s);
         m.rows += t.lengths[n], m.gate_stride += (t.lengths[n] + 127) / 128 * 128;
     }
     m.tile_count = m.tiles.size();
+    SpanCut<PathSpan> spans{t.sizes};
+    spans.cut(segments, m.tile_count, 2, m.older_tiles);
+    m.older_spans = spans.spans, m.virtual_tiles = spans.virtual_tiles, m.levels = int(spans.levels.size()) - 1;
     for (int h = 0; h < t.heads; ++h) {
         for (BlockRef tile : m.tiles) {
             m.spans.push_back(int2{t.window ? max(0, tile.block * 64 - t.window + 1) / 64 : 0, tile.block + 1});
@@ -122,21 +122,28 @@ static void run(const Problem& t, Memory& m) {
     p.gate_stride = m.gate_stride, p.window = t.window, p.scale = m.scale;
     const unsigned tiles = m.tile_count, heads = t.heads, rows = m.rows, kv_heads = t.kv_heads;
     p.older_tiles = m.older_tiles.data(), p.older_spans = m.older_spans.data();
-    p.span_blocks = t.span_blocks, p.virtual_tiles = m.virtual_tiles;
+    p.span_blocks = t.sizes[0], p.levels = m.levels, p.all_rows = m.rows;
+    std::copy(t.sizes.begin(), t.sizes.end(), p.sizes);
+    p.virtual_tiles = m.virtual_tiles;
     // Of spans.
     const size_t virtual_rows = size_t(m.virtual_tiles) * 64, halves = virtual_rows / 64 * HALVES;
     const bool older = !m.older_spans.empty();
-    std::vector<Element> kl(m.q.size(), narrow(NAN)), dkl(kl), dvl(kl);
+    std::vector<Element> kl(max(1, m.levels) * m.q.size(), narrow(NAN)), vl(kl), dkl(kl), dvl(kl);
+    std::vector<float2> gates;
+    for (int level = 0; level < m.levels; ++level) gates.insert(gates.end(), m.gates.begin(), m.gates.end());
     std::vector<Element> xs(virtual_rows * heads * t.d, narrow(NAN)), os(xs), ds(xs);
     std::vector<float> lses(virtual_rows * heads, NAN), dq_tiles(halves * heads * HALF_FLOATS, NAN);
-    std::vector<float> columns(m.column_sums.size(), NAN), sums[3];
+    std::vector<float> columns(max(1, m.levels) * m.column_sums.size(), NAN), sums[3];
     std::vector<float4> statistics(virtual_rows * heads, make_float4(NAN, NAN, NAN, NAN));
     for (auto& x : sums) x.assign(m.q.size(), NAN);
-    p.kl = kl.data(), p.xs = xs.data(), p.os = os.data(), p.lses = lses.data();
+    p.kl = kl.data(), p.vl = m.levels > 1 ? vl.data() : nullptr, p.xs = xs.data(), p.os = os.data(), p.lses = lses.data();
     SpanAttention<Element> attention = {{}, t.heads, t.heads, t.d, m.gate_stride, m.virtual_tiles,
-                                        m.scale, xs.data(), kl.data(), m.v.data(), GATES ? m.gates.data() : nullptr};
+                                        m.scale, xs.data(), kl.data(), p.vl ? p.vl : m.v.data(),
+                                        GATES ? gates.data() : nullptr};
     for (const PathSpan& s : m.older_spans) {
-        attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.row, s.gates, t.span_blocks * 64});
+        if (s.tiles == 0) continue;
+        attention.spans.push_back(VirtualSpan{s.first, s.tiles, s.level * m.rows + s.row,
+                                              s.level * t.heads * m.gate_stride + s.gates, s.blocks * 64});
     }
     launch({tiles, heads, 1}, THREADS, [&] { wall_prepare(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_own_scores(p); });
@@ -166,7 +173,8 @@ static void run(const Problem& t, Memory& m) {
 
 static double wide(Element x) { return to_float(x); }
 
-static void check(const Problem& t) {
+static void check(Problem t) {
+    t.sizes.resize(4, 1 << 30);
     Memory m = prepare(t);
     run(t, m);
     const int d = t.d, group = t.heads / t.kv_heads, width = t.heads * d, kv_width = t.kv_heads * d;
@@ -243,6 +251,7 @@ int main() {
     check({{64, 129}, 2, 1, 16, 70, 0.f});
     check({{200}, 1, 1, 16, 65, 0.1f});
     if (HEAD_DIM > 128) return 0;
-    check({{450, 30, 300}, 2, 2, HEAD_DIM - 24, 0, 0.003f, 2});
-    check({{270}, 1, 1, HEAD_DIM, 0, 1.f, 2});
+    check({{450, 30, 300}, 2, 2, HEAD_DIM - 24, 0, 0.003f, {2}});
+    check({{450, 30, 300}, 2, 2, HEAD_DIM - 24, 0, 0.003f, {1, 2, 4}});
+    check({{270}, 1, 1, HEAD_DIM, 0, 1.f, {2}});
 }

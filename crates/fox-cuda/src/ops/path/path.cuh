@@ -117,36 +117,6 @@ DEVICE void keep_lower(Square& c, int lane) {
 // The first block of a tile's own span of the first level, counted in the segment.
 DEVICE int own_span(const PathParams& p, const PathTile& t) { return t.local / p.sizes[0] * p.sizes[0]; }
 
-// The older spans that a tile meets, from the oldest one on: of the last level first.
-struct OlderSpans {
-    static constexpr int LEVELS = sizeof(PathParams::sizes) / sizeof(int);
-    int firsts[LEVELS], counts[LEVELS], count = 0;
-
-    DEVICE OlderSpans(const PathParams& p, const PathTile& t) {
-#pragma unroll
-        for (int level = 0; level < LEVELS; ++level) {
-            const int own = t.local / p.sizes[level];
-            int outer = 0;
-            if (level + 1 < LEVELS) {
-                const int next = p.sizes[(level + 1) % LEVELS];
-                outer = t.local / next * (next / p.sizes[level]);
-            }
-            firsts[level] = t.spans[level] + outer;
-            counts[level] = own - outer;
-            count += counts[level];
-        }
-    }
-    // The index of span n.
-    DEVICE int at(int n) const {
-        int index = 0;
-#pragma unroll
-        for (int level = LEVELS - 1; level >= 0; --level) {
-            if (n >= 0 && n < counts[level]) index = firsts[level] + n;
-            n -= counts[level];
-        }
-        return index;
-    }
-};
 // The tile of 64 virtual queries that tile number `tile` has at a span.
 DEVICE int virtual_tile(const PathSpan& s, int tile) { return s.first + tile - s.tile0; }
 // Keys, values, or their gradients at the end of the spans of a level.

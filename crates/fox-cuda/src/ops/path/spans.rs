@@ -8,7 +8,7 @@ use super::passes::Pass;
 use super::table::{LEVELS, ONE_SPAN, SUM_TILES, SpanSizes, virtual_tiles};
 use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{SpanGradients, dq_len};
-use crate::{Buffer, Float, Result};
+use crate::{Buffer, Float, Gpu, Result};
 
 /// Blocks of PaTH's spans, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96 keys at
 /// head dim 64. The smallest bounds the slower walk over blocks; each level multiplies by 4, so that a query has at most
@@ -35,6 +35,21 @@ pub(in crate::ops) fn span_sizes<T: Float>(
     let fits = |sizes: &SpanSizes| virtual_tiles(&spec.segments, sizes) * tile <= SPAN_BYTES;
     let double = |sizes: &SpanSizes| Some(sizes.map(|blocks| (2 * blocks).min(ONE_SPAN)));
     std::iter::successors(Some(smallest), double).take(16).find(fits).unwrap_or([ONE_SPAN; LEVELS])
+}
+
+/// Copies of gate prefixes, one for each level.
+pub(in crate::ops) fn repeated(
+    gpu: &Gpu,
+    gates: &Buffer<f32>,
+    levels: usize,
+) -> Result<Buffer<f32>> {
+    let bytes = gates.len() * size_of::<f32>();
+    let all = gpu.alloc::<f32>(levels * gates.len())?;
+    for level in 0..levels {
+        // SAFETY: both are live, and `all` has this many bytes for each level.
+        unsafe { gpu.copy(all.address() + (level * bytes) as u64, gates.address(), bytes)? };
+    }
+    Ok(all)
 }
 
 /// Scratch of a call with older spans.
@@ -71,7 +86,7 @@ impl<T: Float> PathCall<'_, T> {
             ..self.params
         };
         let gates = match &self.gates {
-            Some(gates) if levels > 1 => Some(self.repeated(gates, levels)?),
+            Some(gates) if levels > 1 => Some(repeated(gpu, gates, levels)?),
             _ => None,
         };
         let products = f.into_iter().collect();
@@ -86,17 +101,6 @@ impl<T: Float> PathCall<'_, T> {
     /// Blocks of each of the parts that a span of this level consists of.
     fn blocks_below(&self, level: usize) -> usize {
         if level == 0 { 1 } else { self.table.sizes[level - 1] }
-    }
-
-    /// Copies of gate prefixes, one for each level.
-    fn repeated(&self, gates: &Buffer<f32>, levels: usize) -> Result<Buffer<f32>> {
-        let (gpu, bytes) = (self.attention.gpu, gates.len() * size_of::<f32>());
-        let all = gpu.alloc::<f32>(levels * gates.len())?;
-        for level in 0..levels {
-            // SAFETY: both are live, and `all` has this many bytes for each level.
-            unsafe { gpu.copy(all.address() + (level * bytes) as u64, gates.address(), bytes)? };
-        }
-        Ok(all)
     }
 
     fn virtual_len(&self) -> usize {

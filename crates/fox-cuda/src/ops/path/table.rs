@@ -151,6 +151,11 @@ impl PathTable {
         })
     }
 
+    /// Levels with spans.
+    pub(in crate::ops) fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
     pub(super) fn tile_count(&self) -> usize {
         self.slots.len() - 1
     }

@@ -25,8 +25,7 @@ const SPANS: Source =
     source!("wall_spans", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
 
 /// Blocks of the smallest span, as in PaTH attention.
-const SPAN_BLOCKS: [SpanSizes; 2] =
-    [[12, ONE_SPAN, ONE_SPAN, ONE_SPAN], [8, ONE_SPAN, ONE_SPAN, ONE_SPAN]];
+const SPAN_BLOCKS: [SpanSizes; 2] = [[6, 24, 96, 384], [4, 16, 64, 256]];
 /// Threads of the kernels over tiles, and of those over rows.
 const THREADS: usize = 128;
 const WARP: usize = 32;
@@ -80,9 +79,10 @@ kernel_params! {
         /// Tiles of 64 rows, and spans older than some.
         older_tiles: ConstPtr<PathTile>,
         older_spans: ConstPtr<PathSpan>,
-        /// Keys at the end of their span `[R, H * d]`; virtual queries `[virtual_tiles * 64, H * d]`, like their outputs and
+        /// Keys at the end of their span, and their values, `[levels, R, H * d]`, values null with one level; virtual queries `[virtual_tiles * 64, H * d]`, like their outputs and
         /// the gradients of these, null in the forward; statistics `[virtual_tiles * 64, H]`.
         kl: Ptr<Real>,
+        vl: Ptr<Real>,
         xs: Ptr<Real>,
         os: ConstPtr<Real>,
         ds: Ptr<Real>,
@@ -90,7 +90,7 @@ kernel_params! {
         /// Gate prefix hi and lo, delta, log2(e) lse of virtual queries `[H][virtual_tiles * 64]`.
         rows: Ptr<Float4>,
         /// From the backward of forgetting attention: gradients of virtual queries in the order of accumulators, of keys
-        /// and values `[R, H * d]`, all without the scale, and column sums.
+        /// and values `[levels, R, H * d]`, all without the scale, and column sums `[levels][H][gate_stride]`.
         dq_tiles: ConstPtr<f32>,
         dkl: ConstPtr<Real>,
         dvl: ConstPtr<Real>,
@@ -99,7 +99,11 @@ kernel_params! {
         dx_older: Ptr<f32>,
         dfar_older: Ptr<f32>,
         difference_older: Ptr<f32>,
+        /// Blocks of the smallest spans, and of those of each level; levels with spans, and all rows.
         span_blocks: usize,
+        sizes: SpanSizes,
+        levels: usize,
+        all_rows: usize,
         virtual_tiles: usize,
         tile_count: usize,
         heads: usize,
@@ -262,6 +266,9 @@ impl<T: Float> Wall<'_, T> {
             older_tiles: held.table.as_ref().map_or(0, |table| table.tiles.address()).into(),
             older_spans: held.table.as_ref().map_or(0, |table| table.span_table.address()).into(),
             span_blocks,
+            sizes,
+            levels: held.table.as_ref().map_or(0, |table| table.levels()),
+            all_rows: len / width,
             virtual_tiles: held.table.as_ref().map_or(0, |table| table.virtual_tiles()),
             tile_count: tiles,
             heads,
