@@ -10,9 +10,10 @@ pub(crate) const CHUNK: usize = 64;
 pub(crate) const STATE_COLUMNS: usize = 32;
 /// Channels per block of `delta_channel_gradients`.
 pub(crate) const CHANNEL_SLAB: usize = 32;
-/// Its shared memory in bytes: queries, keys, prefix sums in two floats, flows; both products; sums.
+/// Its shared memory in bytes: queries, keys, prefix sums in two floats, flows, and decayed keys and queries; both
+/// products; sums.
 pub(crate) const CHANNEL_BYTES: usize =
-    4 * (5 * CHUNK * (CHANNEL_SLAB + 1) + 2 * CHUNK * CHUNK + CHANNEL_SLAB) + 64;
+    4 * (8 * CHUNK * (CHANNEL_SLAB + 1) + 2 * CHUNK * CHUNK + CHANNEL_SLAB) + 64;
 /// Maximum width of keys.
 const MAX_KEY_DIM: usize = 256;
 /// Bytes of `Factors` in `scan_delta.cuh`.
