@@ -33,8 +33,9 @@ fn descriptions() -> Vec<AttentionCase> {
     }
     list.push(one(330, 330).heads(2, 1, 16).gates(Gates::Weak).pruning(Pruning::Given(-9.0)));
     list.push(one(0, 0).packed(&[0, 64, 1, 0, 65, 203, 1]).heads(2, 2, 16));
-    // Blocks of older spans, where kernels have them.
+    // Blocks of older spans, where kernels have them, and spans of these.
     list.push(one(900, 900).heads(2, 1, 64));
+    list.push(one(1100, 1100).heads(1, 1, 128));
     list.push(one(0, 0).packed(&[5, 130]).heads(2, 1, 16).gates(Gates::None));
     list.push(one(0, 0).padded(70, &[0, 5, 69, 70, 64]).heads(2, 1, 16).gates(Gates::None));
     list.push(one(0, 0).cached(&[1, 1, 0, 1], &[1, 63, 7, 130], 131).heads(4, 2, 24));

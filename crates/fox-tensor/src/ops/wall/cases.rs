@@ -87,6 +87,15 @@ fn descriptions() -> Vec<WallCase> {
         list.push(WallCase { window: Some(window), ..one(150, 150) });
     }
     list.push(WallCase { gated: true, pruned: Some(-17.0), ..one(700, 700) });
+    // Blocks of older spans, where kernels have them, and spans of these.
+    list.push(WallCase {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 128,
+        rate: 0.003,
+        gated: true,
+        ..one(1100, 1100)
+    });
     for (q_len, k_len) in [(1, 1), (1, 64), (1, 65), (3, 199), (7, 130), (64, 128), (63, 129)] {
         list.push(WallCase { heads: 4, gated: true, rate: 0.5, ..one(q_len, k_len) });
     }
