@@ -94,12 +94,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_own_scores(const __gr
                     sums[u] = fmaf(q, k[u][n], sums[u]);
                 }
             }
+            // Over the warp: every eight lanes have one of the sums in the end.
 #pragma unroll
-            for (int u = 0; u < KEYS; ++u) sums[u] = warp_sum(sums[u]);
-            if (lane < KEYS && j0 + lane <= i) {
-                const float a = lane % 2 ? sums[1] : sums[0], c = lane % 2 ? sums[3] : sums[2];
-                out[i * BLOCK + j0 + lane] = lane < 2 ? a : c;
+            for (int n = KEYS / 2, step = 16; n > 0; n /= 2, step /= 2) {
+                const bool upper = lane & step;
+#pragma unroll
+                for (int u = 0; u < n; ++u) {
+                    const float keep = upper ? sums[u + n] : sums[u], send = upper ? sums[u] : sums[u + n];
+                    sums[u] = keep + __shfl_xor_sync(~0u, send, step);
+                }
             }
+#pragma unroll
+            for (int step = 4; step > 0; step /= 2) sums[0] += __shfl_xor_sync(~0u, sums[0], step);
+            const int j = j0 + lane / 8;
+            if (lane % 8 == 0 && j <= i) out[i * BLOCK + j] = sums[0];
         }
     }
 }
