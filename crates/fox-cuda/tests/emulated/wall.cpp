@@ -153,7 +153,7 @@ static void run(const Problem& t, Memory& m) {
         attention.forward(os, lses);
         launch({tiles, heads, 1}, THREADS, [&] { wall_merge(p); });
     }
-    launch({rows, heads, 1}, 32, [&] { wall_delta(p); });
+    launch({(rows + 3) / 4, heads, 1}, THREADS, [&] { wall_delta(p); });
     launch({tiles, kv_heads, COLUMN_SPLITS}, THREADS, [&] { wall_bwd_keys(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_bwd_queries(p); });
     if (older) {
@@ -165,7 +165,7 @@ static void run(const Problem& t, Memory& m) {
         launch({tiles, heads, 1}, THREADS, [&] { wall_span_grads(p); });
     }
     launch({tiles, heads, unsigned(t.d + CHANNELS - 1) / CHANNELS}, THREADS, [&] { wall_finish(p); });
-    launch({rows, kv_heads, 1}, 32, [&] { wall_sum_heads(p); });
+    launch({(rows + 3) / 4, kv_heads, 1}, THREADS, [&] { wall_sum_heads(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_decay_totals(p); });
     launch({unsigned(m.segments.size()), heads, unsigned(t.d + 31) / 32}, 32, [&] { wall_decay_scan(p); });
     launch({tiles, heads, 1}, THREADS, [&] { wall_decay_gradient(p); });

@@ -360,14 +360,15 @@ impl<T: Float> Wall<'_, T> {
         let run = |entry, grid, size| self.run((BACKWARD, entry), grid, size, params);
         let (over_queries, tiled, rows_of) =
             ([tiles, heads, 1], (THREADS, config.shared), (WARP, 0));
-        run("wall_delta", [rows, heads, 1], rows_of)?;
+        let row_blocks = rows.div_ceil(THREADS / WARP);
+        run("wall_delta", [row_blocks, heads, 1], (THREADS, 0))?;
         run("wall_bwd_keys", [tiles, kv_heads, portable_column_splits(d)], tiled)?;
         run("wall_bwd_queries", over_queries, tiled)?;
         let older = self.spans_backward(&tiling, &held, params)?;
         let params = older.as_ref().map_or(params, |older| older.params);
         let run = |entry, grid, size| self.run((BACKWARD, entry), grid, size, params);
         run("wall_finish", [tiles, heads, d.div_ceil(WARP)], (THREADS, 0))?;
-        run("wall_sum_heads", [rows, kv_heads, 1], rows_of)?;
+        run("wall_sum_heads", [row_blocks, kv_heads, 1], (THREADS, 0))?;
         run("wall_decay_totals", over_queries, (THREADS, 0))?;
         run("wall_decay_scan", [spec.segments.len(), heads, d.div_ceil(WARP)], rows_of)?;
         run("wall_decay_gradient", over_queries, (THREADS, 0))?;

@@ -12,15 +12,17 @@ constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;  // thread blocks that sha
 constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;
 constexpr int CHANNELS = 32;                           // of a thread block of wall_finish
 
-// delta[row, head] = <d_out, o>. Grid (rows, heads), one warp.
-extern "C" __global__ void wall_delta(const __grid_constant__ WallParams p) {
+// delta[row, head] = <d_out, o>. Grid (rows / 4, heads), a warp per row.
+extern "C" __global__ void __launch_bounds__(THREADS) wall_delta(const __grid_constant__ WallParams p) {
+    const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= p.all_rows) return;
     float sum = 0.f;
-    for (int c = threadIdx.x; c < p.head_dim; c += 32) {
-        const size_t at = element(p, blockIdx.x, blockIdx.y, c);
+    for (int c = threadIdx.x % 32; c < p.head_dim; c += 32) {
+        const size_t at = element(p, row, blockIdx.y, c);
         sum = fmaf(to_float(p.d_out[at]), to_float(p.o[at]), sum);
     }
     sum = warp_sum(sum);
-    if (threadIdx.x == 0) p.delta[size_t(blockIdx.x) * p.heads + blockIdx.y] = sum;
+    if (threadIdx.x % 32 == 0) p.delta[size_t(row) * p.heads + blockIdx.y] = sum;
 }
 
 // Weights and gradients of scores, from scores and products of output gradients and values; both go to shared memory.
@@ -271,13 +273,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) wall_finish(const __grid_c
     }
 }
 
-// dk[R, H_kv * d]: the sum over the query heads of a key head. Grid (rows, key heads).
-extern "C" __global__ void wall_sum_heads(const __grid_constant__ WallParams p) {
-    const int group = p.heads / p.kv_heads;
-    for (int c = threadIdx.x; c < p.head_dim; c += 32) {
+// dk[R, H_kv * d]: the sum over the query heads of a key head. Grid (rows / 4, key heads), a warp per row.
+extern "C" __global__ void __launch_bounds__(THREADS) wall_sum_heads(const __grid_constant__ WallParams p) {
+    const int group = p.heads / p.kv_heads, row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= p.all_rows) return;
+    for (int c = threadIdx.x % 32; c < p.head_dim; c += 32) {
         float sum = 0.f;
-        for (int h = 0; h < group; ++h) sum += p.dfar[element(p, blockIdx.x, blockIdx.y * group + h, c)];
-        p.dk[key_element(p, blockIdx.x, blockIdx.y, c)] = to_real(sum);
+        for (int h = 0; h < group; ++h) sum += p.dfar[element(p, row, blockIdx.y * group + h, c)];
+        p.dk[key_element(p, row, blockIdx.y, c)] = to_real(sum);
     }
 }
 
