@@ -207,9 +207,13 @@ impl<'a, T: Float> PathCall<'a, T> {
             let sums = [rows, rows, widths].map(|len| gpu.zeros::<f32>(blocks * kv_count * len));
             let [dkh_sums, dv_sums, de_sums] = sums;
             let (dkh_sums, dv_sums, de_sums) = (dkh_sums?, dv_sums?, de_sums?);
-            let (dt, dn) = (gpu.zeros::<f32>(own * squares)?, gpu.zeros::<f32>(own * squares)?);
-            let (dk, du) = (gpu.zeros::<f32>(own * rows)?, gpu.zeros::<f32>(own * rows)?);
-            let dv = gpu.zeros::<f32>(own * rows)?;
+            // `Pass::Own` writes them for blocks that have queries.
+            let room = |len: usize| match tiles == blocks {
+                true => gpu.alloc::<f32>(own * len),
+                false => gpu.zeros::<f32>(own * len),
+            };
+            let (dt, dn) = (room(squares)?, room(squares)?);
+            let (dk, du, dv) = (room(rows)?, room(rows)?, room(rows)?);
             self.params = PathParams {
                 dkh_sums: dkh_sums.address().into(),
                 dv_sums: dv_sums.address().into(),
