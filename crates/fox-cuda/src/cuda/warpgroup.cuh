@@ -34,6 +34,12 @@ DEVICE u64 matrix_descriptor(const void* tile, u32 slab_stride) {
     return u64((smem_address(tile) & 0x3ffff) >> 4) | (u64((slab_stride & 0x3ffff) >> 4) << 16) |
            (u64(ATOM_BYTES >> 4) << 32) | (1ull << 62);
 }
+// The same value, which the compiler computes here: descriptors that do not change over a loop would otherwise be kept in
+// registers, two for each step of a contraction, and spill.
+DEVICE u64 descriptor_here(u64 desc) {
+    asm volatile("" : "+l"(desc));
+    return desc;
+}
 // K-major: step along the columns of a slab; MN-major: step along its rows. `bytes` is a constant.
 DEVICE u64 descriptor_advance(u64 desc, u32 bytes) { return desc + (bytes >> 4); }
 

@@ -242,6 +242,15 @@ fn cases() -> Vec<Case> {
     for d in [8, 40, 72, 96, 160, 192, 256] {
         add(&format!("head dim {d}"), spec(3, d, pair(450, 500)), LogSpaced);
     }
+    for d in [192, 256] {
+        add(&format!("packed d{d}"), spec(2, d, packed()), LogSpaced);
+        add(&format!("gaps d{d}"), spec(2, d, gaps()), NoGates);
+        add(&format!("strong gates 700 d{d}"), spec(2, d, pair(700, 700)), Strong);
+        let acp = AttentionSpec { acp: Acp::auto(), kv_heads: 3, ..spec(6, d, pair(1500, 1600)) };
+        add(&format!("acp gqa offset d{d}"), acp, LogSpaced);
+        let window = AttentionSpec { window: Some(100), ..spec(2, d, pair(700, 900)) };
+        add(&format!("window 100 d{d}"), window, LogSpaced);
+    }
     let wide = AttentionSpec { mask: Mask::Bidirectional, kv_heads: 1, ..spec(2, 256, packed()) };
     add("bidirectional gqa head dim 256", wide, LogSpaced);
     list

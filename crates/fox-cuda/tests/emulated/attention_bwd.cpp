@@ -163,8 +163,8 @@ void test(Case x) {
             std::fill_n(out->begin() + size_t(s.k_start) * x.kv_heads * x.d, size_t(s.k_len) * x.kv_heads * x.d, nan);
         }
     }
-    Floats column_sums(size_t(heads) * x.stride, NAN), scratch(size_t(heads) * m_count * 2 * DQ_FLOATS, NAN);
-    std::vector<int> semaphores(2 * heads * m_count);
+    Floats column_sums(size_t(heads) * x.stride, NAN), scratch(size_t(heads) * m_count * DQ_PARTS * DQ_FLOATS, NAN);
+    std::vector<int> semaphores(DQ_PARTS * heads * m_count);
     int next_tile = 0;
     BackwardParams p = {};
     p.dk = dk.data(), p.dv = dv.data(), p.column_sums = column_sums.data(), p.dq = scratch.data();
@@ -182,7 +182,7 @@ void test(Case x) {
 
     constexpr int SUMS_PER_TILE = MASK ? BLOCK_M : SUMS;
     Floats row_sums(heads * m_count * SUMS_PER_TILE);
-    launch({m_count, heads, 1}, 256, [&] {
+    launch({m_count, heads, 1}, 128 * DQ_PARTS, [&] {
         finish_dq(dq.data(), row_sums.data(), scratch.data(), segments, x.m_tiles.data(), heads, x.d, BLOCK_M, MASK,
                   x.scale);
     });

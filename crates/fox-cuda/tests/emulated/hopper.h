@@ -200,6 +200,7 @@ inline void store_matrices(u32 address, const u32* a) {
 constexpr u32 SLAB_ROW_BYTES = 128, ATOM_BYTES = 1024;
 enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
 inline u64 matrix_descriptor(const void* tile, u32 slab_stride) { return u64(tile) | u64(slab_stride / 1024) << 48; }
+inline u64 descriptor_here(u64 descriptor) { return descriptor; }
 inline u64 descriptor_advance(u64 descriptor, u32 bytes) { return descriptor + bytes; }
 inline float swizzled(u64 descriptor, int row, int column) {
     const u64 byte = descriptor % 1024 + 2 * column;

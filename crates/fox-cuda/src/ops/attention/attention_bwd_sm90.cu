@@ -26,34 +26,43 @@
 // queries and serialize on the semaphores, wave after wave); all heads reversed (better than none at head dim 128,
 // worse at 64 and with pruning: tiles run in lockstep, and the first one always misses the L2 cache).
 //
-// The consumers' main loop is in backward_consumer.cuh. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else
-// 64), GATES, MASK, WINDOW.
+// The consumers' main loop is in backward_consumer.cuh for head dims to 128. Compile-time: HEAD_DIM (64, 96, 128, 192,
+// 256), BLOCK_M (128 for 64, else 64), GATES, MASK (0 for 192 and 256), WINDOW.
+//
+// Head dims 192 and 256 (backward_wide_consumers.cuh): dK and dV of 128 keys do not fit the registers. A thread block
+// owns 64 keys, of which one warpgroup accumulates dV and the other dK.
 #include "attention.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-constexpr int BLOCK_N = 128;
+constexpr bool WIDE_HEADS = HEAD_DIM > 128;
+constexpr int BLOCK_N = WIDE_HEADS ? 64 : 128;
 constexpr int STAGES = 2;
+constexpr int DO_STAGES = HEAD_DIM > 192 ? 1 : STAGES;  // of dO: shared memory has no room for two of 32 KiB
 constexpr int THREADS = 384;
 constexpr int SLABS = (HEAD_DIM + 63) / 64;
 constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
 constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
-static_assert(DS_SLABS * SLABS == 2, "two warpgroups compute dQ as two 64 x 64 halves");
+constexpr int DQ_PARTS = DS_SLABS * SLABS;  // of 64 x 64; the first FIRST_DQ_PARTS are warpgroup 0's
+constexpr int FIRST_DQ_PARTS = (DQ_PARTS + 1) / 2;
+static_assert(DQ_PARTS == 2 || WIDE_HEADS, "two warpgroups compute dQ as two 64 x 64 halves");
 
 constexpr bool TWO_SIDES = MASK == MASK_BIDIRECTIONAL;
+static_assert(!(TWO_SIDES && WIDE_HEADS), "no kernel for wide heads with two sides");
 // With two sides dP = V dO^T takes fragments of DP_STEPS x 16 columns of V through registers, between parts of the
 // exponentials: as many cycles of products as of exponentials.
 constexpr int DP_STEPS = SLABS;
 constexpr int DP_PARTS = TWO_SIDES ? HEAD_DIM / 16 / DP_STEPS : 1;
 
-// A warpgroup's 64 x 64 half of dQ of a tile in accumulator order, then the sums of dS over each eighth of the
-// queries, per warp: finer sums would spill at head dim 64. With two sides, the sum per query.
+// A 64 x 64 part of dQ of a tile in accumulator order, then the sums of dS over each eighth of the queries, per warp:
+// finer sums would spill at head dim 64. With two sides, the sum per query.
 constexpr int SUMS = 8;
 constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
 constexpr int DQ_TILE = 64 * 64;
 constexpr int DQ_FLOATS = DQ_TILE + (TWO_SIDES ? 64 : 4 * SUMS);
+constexpr int DS_STAGES = WIDE_HEADS ? 2 : 3;
 
 // Work description of one block of keys.
 struct alignas(16) BackwardTile {
@@ -70,17 +79,19 @@ struct alignas(1024) Shared {
     u8 k[SLABS * KV_SLAB];
     u8 v[SLABS * KV_SLAB];
     u8 q[STAGES][SLABS * Q_SLAB];
-    u8 d_out[STAGES][SLABS * Q_SLAB];
-    u8 ds[3][DS_SLABS * KV_SLAB];  // dS^T: a row per key, 64 queries per slab
+    u8 d_out[DO_STAGES][SLABS * Q_SLAB];
+    u8 ds[DS_STAGES][DS_SLABS * KV_SLAB];  // dS^T: a row per key, 64 queries per slab
     float dq[2][DQ_FLOATS];
     float row_base[STAGES][BLOCK_M];
     float row_delta[STAGES][BLOCK_M];
+    float probabilities[WIDE_HEADS ? DQ_TILE : 4];  // P^T of a step, from one warpgroup to the other
     BackwardTile tile[2];
     u64 kv_full, kv_empty;
-    u64 q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
+    u64 q_full[STAGES], q_empty[STAGES], do_full[DO_STAGES], do_empty[DO_STAGES];
     u64 rows_full[STAGES], rows_empty[STAGES];
-    u64 ds_full[3];
-    u64 dq_full[2], dq_empty[2];  // one for each warpgroup's half
+    u64 ds_full[DS_STAGES], ds_empty[DS_STAGES];
+    u64 p_full, p_empty;
+    u64 dq_full[2], dq_empty[2];  // one for each warpgroup's part
     u64 tile_full[2], tile_empty[2];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
@@ -94,12 +105,21 @@ DEVICE void init_barriers(Shared& sh) {
     for (int i = 0; i < STAGES; ++i) {
         mbarrier_init(&sh.q_full[i], 1);
         mbarrier_init(&sh.q_empty[i], CONSUMERS);
-        mbarrier_init(&sh.do_full[i], 1);
-        mbarrier_init(&sh.do_empty[i], CONSUMERS);
         mbarrier_init(&sh.rows_full[i], 32);
         mbarrier_init(&sh.rows_empty[i], CONSUMERS);
     }
-    for (int i = 0; i < 3; ++i) mbarrier_init(&sh.ds_full[i], CONSUMERS);
+    for (int i = 0; i < DO_STAGES; ++i) {
+        mbarrier_init(&sh.do_full[i], 1);
+        mbarrier_init(&sh.do_empty[i], CONSUMERS);
+    }
+    for (int i = 0; i < DS_STAGES; ++i) {
+        mbarrier_init(&sh.ds_full[i], WIDE_HEADS ? CONSUMERS / 2 : CONSUMERS);
+        if (WIDE_HEADS) mbarrier_init(&sh.ds_empty[i], CONSUMERS);
+    }
+    if (WIDE_HEADS) {
+        mbarrier_init(&sh.p_full, CONSUMERS / 2);
+        mbarrier_init(&sh.p_empty, CONSUMERS / 2);
+    }
     for (int i = 0; i < 2; ++i) {
         mbarrier_init(&sh.dq_full[i], CONSUMERS / 2);
         mbarrier_init(&sh.dq_empty[i], 1);
@@ -181,18 +201,17 @@ DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_m
         }
         for_each_step(p, t, step, [&](int head, int m, bool, u32 step) {
             const int stage = step % STAGES;
-            const u32 free = step / STAGES % 2 ^ 1;
             const int row = t.q_start + m * BLOCK_M;
-            mbarrier_wait(&sh.q_empty[stage], free);
+            mbarrier_wait(&sh.q_empty[stage], step / STAGES % 2 ^ 1);
             mbarrier_expect(&sh.q_full[stage], SLABS * Q_SLAB);
             for (int i = 0; i < SLABS; ++i) {
                 tma_load(sh.q[stage] + i * Q_SLAB, q_map, 64 * i, head, row, &sh.q_full[stage]);
             }
-            mbarrier_wait(&sh.do_empty[stage], free);
-            mbarrier_expect(&sh.do_full[stage], SLABS * Q_SLAB);
+            const int do_stage = step % DO_STAGES;
+            mbarrier_wait(&sh.do_empty[do_stage], step / DO_STAGES % 2 ^ 1);
+            mbarrier_expect(&sh.do_full[do_stage], SLABS * Q_SLAB);
             for (int i = 0; i < SLABS; ++i) {
-                tma_load(sh.d_out[stage] + i * Q_SLAB, do_map, 64 * i, head, row,
-                         &sh.do_full[stage]);
+                tma_load(sh.d_out[do_stage] + i * Q_SLAB, do_map, 64 * i, head, row, &sh.do_full[do_stage]);
             }
         });
     }
@@ -232,10 +251,11 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
     }
 }
 
-// One thread of each of two warps, one per warpgroup: adds that half of dQ to device memory when its turn has come.
-// Lost: one buffer for both halves (2 % slower, the warpgroups stall on each other).
+// One thread of each of two warps, one per warpgroup: adds that half of dQ to device memory when its turn has come, a
+// part of 64 x 64 at a time. Lost: one buffer for both halves (2 % slower, the warpgroups stall on each other).
 DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
-    u32 step = 0;
+    const int begin = half * FIRST_DQ_PARTS, end = half ? DQ_PARTS : FIRST_DQ_PARTS;
+    u32 step = 0, stored = 0;
     for (u32 count = 0;; ++count) {
         const int slot = count % 2;
         mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
@@ -243,7 +263,6 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
         if (t.kv_head < 0) return;
         for_each_step(p, t, step, [&](int head, int m, bool mirrored, u32 step) {
             const size_t tile = size_t(head) * p.m_tile_count + t.m_tile0 + m;
-            const size_t index = 2 * tile + half;
             // Number of steps that add to this dQ tile before this one: of later key blocks, and the mirrored one of this.
             const int position = t.offset + m * BLOCK_M;
             const int diagonal = min(position + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
@@ -252,28 +271,36 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
                 const int first_mirrored = (position + 1) / BLOCK_N;
                 turn = max(0, turn) + p.spans[tile].y - max(t.n + mirrored, first_mirrored);
             }
-            float* dst = p.dq + index * DQ_FLOATS;
-            mbarrier_wait(&sh.dq_full[half], step % 2);
-            if (turn == 0) {
-                bulk_store(dst, sh.dq[half], sizeof(sh.dq[half]));
-            } else {
-                while (load_acquire(p.semaphores + index) != turn) {
+            for (int part = begin; part < end; ++part, ++stored) {
+                const size_t index = DQ_PARTS * tile + part;
+                float* dst = p.dq + index * DQ_FLOATS;
+                mbarrier_wait(&sh.dq_full[half], stored % 2);
+                if (turn == 0) {
+                    bulk_store(dst, sh.dq[half], sizeof(sh.dq[half]));
+                } else {
+                    while (load_acquire(p.semaphores + index) != turn) {
+                    }
+                    fence_async_proxies();
+                    bulk_add_f32(dst, sh.dq[half], sizeof(sh.dq[half]));
                 }
+                bulk_commit();
+                bulk_wait_read();
+                mbarrier_arrive(&sh.dq_empty[half]);
+                bulk_wait();
                 fence_async_proxies();
-                bulk_add_f32(dst, sh.dq[half], sizeof(sh.dq[half]));
+                store_release(p.semaphores + index, turn + 1);
             }
-            bulk_commit();
-            bulk_wait_read();
-            mbarrier_arrive(&sh.dq_empty[half]);
-            bulk_wait();
-            fence_async_proxies();
-            store_release(p.semaphores + index, turn + 1);
         });
         mbarrier_arrive(&sh.tile_empty[slot]);
     }
 }
 
+#include "backward_fragments.cuh"
+#if HEAD_DIM > 128
+#include "backward_wide_consumers.cuh"
+#else
 #include "backward_consumer.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_bwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -295,6 +322,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x / 32 == 3) load_rows(sh, p);
     } else {
         registers_grow<232>();
-        Consumer{sh, p, 0, __shfl_sync(~0u, int(threadIdx.x) / 128 - 1, 0)}.run();
+        const int warpgroup = __shfl_sync(~0u, int(threadIdx.x) / 128 - 1, 0);
+#if HEAD_DIM > 128
+        if (warpgroup == 0) {
+            ScoreConsumer{{{sh, p, 0, 0}}}.run();
+        } else {
+            GradientConsumer{{{sh, p, 0, 1}}}.run();
+        }
+#else
+        Consumer{{sh, p, 0, warpgroup}}.run();
+#endif
     }
 }

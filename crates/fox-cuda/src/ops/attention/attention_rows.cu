@@ -49,18 +49,18 @@ DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
 
 // Converts dQ from the accumulator order of the Hopper kernel to rows of bf16, and sums dS over each eighth of a tile,
 // row_sums[head][m_tile][8], or copies its sum per query, row_sums[head][m_tile][block_m]. Grid (m_tiles, heads), block
-// 256: a thread reads the accumulators it would own.
+// 128 times the parts of dQ, each 64 x 64: a thread reads the accumulators it would own.
 extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a warpgroup's half, and of a warp
-    const int stride = floats + (sum_per_query ? 64 : 4 * sums);
+    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a part, and of a warp
+    const int stride = floats + (sum_per_query ? 64 : 4 * sums), parts = blockDim.x / 128;
     const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
-    const float* halves = scratch + tile * 2 * stride;
-    const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-    const float* src = halves + half * stride;
-    const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * half : 0);
-    const int column0 = block_m == 128 ? 0 : 64 * half;
+    const float* tile_parts = scratch + tile * parts * stride;
+    const int part = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+    const float* src = tile_parts + part * stride;
+    const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * part : 0);
+    const int column0 = block_m == 128 ? 0 : 64 * part;
     // All loads before the first store: the compiler may not reorder them, as the pointers could alias.
     float4 x[8];
 #pragma unroll
@@ -80,15 +80,15 @@ extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
         }
     }
     if (sum_per_query) {
-        // At 64 queries per tile both halves have the same sums.
+        // At 64 queries per tile both parts have the same sums.
         if (threadIdx.x < block_m) {
             row_sums[tile * block_m + threadIdx.x] =
-                halves[threadIdx.x / 64 * stride + floats + threadIdx.x % 64];
+                tile_parts[threadIdx.x / 64 * stride + floats + threadIdx.x % 64];
         }
     } else if (threadIdx.x < sums) {
         float sum = 0.f;
-        for (int w = 0; w < 8; ++w) {
-            sum += halves[w / 4 * stride + floats + w % 4 * sums + threadIdx.x];
+        for (int w = 0; w < 4 * parts; ++w) {
+            sum += tile_parts[w / 4 * stride + floats + w % 4 * sums + threadIdx.x];
         }
         row_sums[tile * sums + threadIdx.x] = sum;
     }

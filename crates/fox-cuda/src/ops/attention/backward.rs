@@ -9,7 +9,7 @@ use super::Attention;
 use super::gates::GradientInputs;
 use super::launch_cache::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
-use super::rows::{SUMS, dq_scratch_len};
+use super::rows::{SUMS, dq_parts, dq_scratch_len};
 use super::spans::{SpanGradients, dq_len};
 use super::tensor_map::TensorMap;
 use super::tiles::TileConfig;
@@ -18,8 +18,11 @@ use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Float, Result, Source};
 
-pub(super) const BACKWARD_SM90: Source =
-    source!("attention_bwd_sm90", ["backward_consumer.cuh"], [Segment, BlockRef, BackwardParams]);
+pub(super) const BACKWARD_SM90: Source = source!(
+    "attention_bwd_sm90",
+    ["backward_fragments.cuh", "backward_consumer.cuh", "backward_wide_consumers.cuh"],
+    [Segment, BlockRef, BackwardParams]
+);
 
 /// Result of the backward.
 #[derive(Debug)]
@@ -41,9 +44,9 @@ kernel_params! {
         dv: Ptr<bf16>,
         /// `[heads][gate_stride]`.
         column_sums: Ptr<f32>,
-        /// `[heads][m_tiles][2][DQ_FLOATS]`.
+        /// `[heads][m_tiles][DQ_PARTS][DQ_FLOATS]`.
         dq: Ptr<f32>,
-        /// `[heads][m_tiles][2]`.
+        /// `[heads][m_tiles][DQ_PARTS]`.
         semaphores: Ptr<i32>,
         /// `[heads][gate_stride]`.
         gates: ConstPtr<Float2>,
@@ -195,10 +198,10 @@ impl<T: Float> Attention<'_, T> {
         let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let m_tiles = heads * tiling.m_tile_count;
-        let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len(self.spec.mask))?;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len(head_dim, self.spec.mask))?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         // Tile counter and semaphores, zeroed by one memset.
-        let counters = self.zeros(32 + 2 * m_tiles)?;
+        let counters = self.zeros(32 + dq_parts(head_dim) * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are reused by all of its key tiles.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
         // Enough reversed heads to fill the GPU twice; see the kernel.
@@ -289,7 +292,7 @@ impl<T: Float> Attention<'_, T> {
             return Err(Error::argument("attention over spans", "gradients unlike the operands"));
         }
         let m_tile_count = self.q_rows / tile.block_m;
-        let counters = self.zeros(32 + 2 * heads * m_tile_count)?;
+        let counters = self.zeros(32 + dq_parts(head_dim) * heads * m_tile_count)?;
         let params = BackwardParams {
             dk: x.dk.address().into(),
             dv: x.dv.address().into(),

@@ -4,7 +4,7 @@ use fox_tensor::Mask;
 use half::bf16;
 
 use super::Attention;
-use super::tiles::TileConfig;
+use super::tiles::{TileConfig, padded_head_dim};
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Float4, KernelParams, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -58,13 +58,20 @@ kernel_params! {
 /// Sums of dS per query tile of the Hopper kernel.
 pub(super) const SUMS: usize = 8;
 
-/// Floats of dQ scratch per query tile of the Hopper kernel: two halves of 64 x 64, each with the sums of dS of its four
-/// warps, or of its queries where the mask is bidirectional.
-pub(super) fn dq_scratch_len(mask: Mask) -> usize {
-    match mask {
-        Mask::Causal => 2 * (64 * 64 + 4 * SUMS),
-        Mask::Bidirectional => 2 * (64 * 64 + 64),
-    }
+/// Parts of 64 x 64 into which the Hopper kernel divides dQ of a query tile: two halves, or 64 columns each of wide
+/// heads.
+pub(super) fn dq_parts(head_dim: usize) -> usize {
+    if head_dim > 128 { padded_head_dim(head_dim) / 64 } else { 2 }
+}
+
+/// Floats of dQ scratch per query tile of the Hopper kernel: [`dq_parts`], each with the sums of dS of four warps, or of
+/// its queries where the mask is bidirectional.
+pub(super) fn dq_scratch_len(head_dim: usize, mask: Mask) -> usize {
+    let sums = match mask {
+        Mask::Causal => 4 * SUMS,
+        Mask::Bidirectional => 64,
+    };
+    dq_parts(head_dim) * (64 * 64 + sums)
 }
 
 /// All variants, for compilation checks.
@@ -126,7 +133,8 @@ impl<T: Float> Attention<'_, T> {
             sum_per_query,
             scale: self.spec.scale,
         };
-        self.run_rows("finish_dq", [tiling.m_tile_count, heads, 1], 256, params)?;
+        let block = 128 * dq_parts(self.spec.head_dim);
+        self.run_rows("finish_dq", [tiling.m_tile_count, heads, 1], block, params)?;
         Ok(row_sums)
     }
 

@@ -47,14 +47,15 @@ pub(in crate::ops) struct SpanGradients<'a, T> {
 /// Elements of [`SpanGradients::dq`] for `rows` queries of all heads.
 pub(in crate::ops) fn dq_len(head_dim: usize, rows: usize) -> usize {
     // Two halves of 64 x 64 are 128 queries of up to 64 columns, or 64 queries.
-    rows / if head_dim <= 64 { 128 } else { 64 } * dq_scratch_len(Mask::Causal)
+    rows / if head_dim <= 64 { 128 } else { 64 } * dq_scratch_len(head_dim, Mask::Causal)
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Whether there are kernels for spans.
+    /// Whether there are kernels for spans: their callers know the layout of dQ for head dims to 128 only.
     pub(in crate::ops) fn has_span_kernels(&self) -> bool {
         let backward = hopper_backward(self.spec.head_dim, self.features());
-        self.uses_wgmma() && self.spec.window.is_none() && backward.is_some()
+        let narrow = self.spec.head_dim <= 128;
+        self.uses_wgmma() && self.spec.window.is_none() && narrow && backward.is_some()
     }
 
     /// Tables for spans of these heads.

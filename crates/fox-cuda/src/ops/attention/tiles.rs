@@ -79,23 +79,29 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig 
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
-/// Backward on Hopper, for head dims up to 128.
+/// Backward on Hopper; none for bidirectional masks with head dims above 128.
 pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<TileConfig> {
     let head_dim = padded_head_dim(head_dim);
-    // Two warpgroups of 64 keys hold dK and dV in registers, beside S and dP of 128 queries (head dim 64) or 64 queries.
-    let block_m = match head_dim {
-        64 => 128,
-        96 | 128 => 64,
-        _ => return None,
+    // (queries, keys per tile, stages of dO, of dS)
+    let (block_m, block_n, d_out_stages, ds_stages) = match head_dim {
+        // Two warpgroups of 64 keys hold dK and dV in registers, beside S and dP of 128 queries or 64 queries.
+        64 => (128, 128, 2, 3),
+        96 | 128 => (64, 128, 2, 3),
+        _ if features.mask == Mask::Bidirectional => return None,
+        // One warpgroup holds dK of 64 keys and the other dV, 96 (128) registers, beside S (dP), dQ and an operand of 32,
+        // 32 and 16.
+        192 => (64, 64, 2, 2),
+        _ => (64, 64, 1, 2),
     };
-    let (block_n, slabs) = (128, head_dim.div_ceil(64));
+    let slabs = head_dim.div_ceil(64);
     let kv = 2 * slabs * block_n * 128;
-    let queries = 2 * 2 * slabs * block_m * 128;
-    let ds = 3 * (block_m / 64) * block_n * 128;
+    let queries = (2 + d_out_stages) * slabs * block_m * 128;
+    let ds = ds_stages * (block_m / 64) * block_n * 128;
+    let probabilities = if head_dim > 128 { 64 * 64 * 4 } else { 0 };
     let dq = 2 * 64 * 64 * 4;
     let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_M={block_m}")];
     defines.extend(features.defines());
-    Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
+    Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + probabilities + dq, defines))
 }
 
 /// Portable forward: 64 queries per block, tiles within 99 KiB of shared memory.

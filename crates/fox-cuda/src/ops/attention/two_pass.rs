@@ -1,5 +1,5 @@
-//! The backward in two passes, over keys and over queries: with mma.sync (GPUs other than Hopper, head dims above 128)
-//! or in f32; and the forward in f32.
+//! The backward in two passes, over keys and over queries: with mma.sync (GPUs other than Hopper, bidirectional masks
+//! with head dims above 128) or in f32; and the forward in f32.
 
 use super::launch_cache::TileKey;
 use super::tiles::{self, TileConfig};

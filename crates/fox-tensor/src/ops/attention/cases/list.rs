@@ -24,7 +24,7 @@ fn descriptions() -> Vec<AttentionCase> {
     list.push(one(577, 577).heads(2, 1, 8));
     list.push(one(150, 321).heads(1, 1, 256));
     // The usual widths, over so many blocks that every pipeline stage of a kernel is reused.
-    for d in [64, 128] {
+    for d in [64, 128, 192, 256] {
         list.push(one(400, 400).heads(2, 1, d));
     }
     for gates in [Gates::None, Gates::Zero, Gates::Strong, Gates::VeryStrong] {
@@ -123,6 +123,10 @@ fn combined() -> Vec<AttentionCase> {
             .window(100)
             .pruning(Pruning::Auto),
         one(0, 0).cached(&[3, 70], &[65, 100], 131).heads(2, 1, 16).bidirectional(),
+        // Wide heads, whose kernels are others.
+        strong(0, 0).packed(&packed).heads(2, 1, 192).pruning(Pruning::Auto),
+        strong(113, 303).heads(2, 2, 256).window(100).pruning(Pruning::Auto),
+        one(0, 0).packed(&[130, 203]).heads(2, 1, 248).gates(Gates::None),
     ]
 }
 
@@ -136,6 +140,7 @@ pub fn large_attention() -> Vec<AttentionCase> {
         pair().heads(16, 16, 64),
         pruned(Pruning::Auto).heads(16, 4, 64),
         pruned(Pruning::QkNorm(-10.0, false)).heads(16, 8, 128),
+        pruned(Pruning::Auto).heads(8, 4, 256),
         pair().heads(16, 16, 64).bidirectional(),
         pruned(Pruning::Off).heads(16, 8, 128).bidirectional(),
         pruned(Pruning::Auto).heads(16, 4, 64).stick_breaking(),
