@@ -148,10 +148,11 @@ void test(Case x) {
     launch({(heads * n_count + 127) / 128, 1, 1}, 128,
            [&] { plan_backward_ranges(plan, spans.data(), x.n_tiles.data(), n_count, ranges.data()); });
 
+    std::vector<int> counters(COUNTER_INTS + DQ_PARTS * heads * m_count, -7);
     std::vector<float4> rows(size_t(heads) * m_count * BLOCK_M);
     launch({m_count, heads, 1}, 4 * BLOCK_M, [&] {
-        backward_rows(rows.data(), x.o.data(), x.d_out.data(), x.lse.data(), own_gates, segments, x.m_tiles.data(),
-                      heads, x.d, x.stride);
+        backward_rows(rows.data(), counters.data(), x.o.data(), x.d_out.data(), x.lse.data(), own_gates, segments,
+                      x.m_tiles.data(), DQ_PARTS, heads, x.d, x.stride);
     });
 
     const u16 nan = 0x7fff;
@@ -164,12 +165,10 @@ void test(Case x) {
         }
     }
     Floats column_sums(size_t(heads) * x.stride, NAN), scratch(size_t(heads) * m_count * DQ_PARTS * DQ_FLOATS, NAN);
-    std::vector<int> semaphores(DQ_PARTS * heads * m_count);
-    int next_tile = 0;
     BackwardParams p = {};
     p.dk = dk.data(), p.dv = dv.data(), p.column_sums = column_sums.data(), p.dq = scratch.data();
-    p.semaphores = semaphores.data(), p.gates = own_gates, p.rows = rows.data(), p.segments = segments;
-    p.n_tiles = x.n_tiles.data(), p.ranges = ranges.data(), p.spans = spans.data(), p.next_tile = &next_tile;
+    p.semaphores = counters.data() + COUNTER_INTS, p.gates = own_gates, p.rows = rows.data(), p.segments = segments;
+    p.n_tiles = x.n_tiles.data(), p.ranges = ranges.data(), p.spans = spans.data(), p.next_tile = counters.data();
     p.n_tile_count = n_count, p.m_tile_count = m_count, p.heads = heads, p.kv_heads = x.kv_heads;
     p.group_heads = 1, p.reversed_heads = MASK ? 0 : x.reversed_heads, p.head_dim = x.d, p.gate_stride = x.stride;
     p.window = x.window, p.scale = x.scale, p.scale_log2 = x.scale * LOG2_E;

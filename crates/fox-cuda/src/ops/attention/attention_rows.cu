@@ -5,9 +5,17 @@
 #include "attention.cuh"
 #include "real.cuh"
 
+constexpr int COUNTER_INTS = 32;  // before the semaphores; the host's constant of that name
+
 // rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with delta = <do, o>.
-// Padding rows get probability zero. Grid (m_tiles, heads), block 4 * block_m: four lanes per row.
+// Padding rows get probability zero. Grid (m_tiles, heads), block 4 * block_m: four lanes per row. Zeroes the counters of
+// the Hopper kernel, if there are any: that of tiles and `parts` semaphores for each tile of queries.
 extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
+    if (counters) {
+        const size_t tile = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
+        if (threadIdx.x < parts) counters[COUNTER_INTS + tile * parts + threadIdx.x] = 0;
+        if (tile == 0 && threadIdx.x == parts) counters[0] = 0;
+    }
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
     const int block_m = blockDim.x / 4, row = threadIdx.x / 4, lane = threadIdx.x % 4;

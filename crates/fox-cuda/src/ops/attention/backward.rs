@@ -9,7 +9,7 @@ use super::Attention;
 use super::gates::GradientInputs;
 use super::launch_cache::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
-use super::rows::{SUMS, dq_parts, dq_scratch_len};
+use super::rows::{COUNTER_INTS, SUMS, dq_parts, dq_scratch_len};
 use super::spans::{SpanGradients, dq_len};
 use super::tensor_map::TensorMap;
 use super::tiles::TileConfig;
@@ -195,13 +195,14 @@ impl<T: Float> Attention<'_, T> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let head_dim = self.spec.head_dim;
         let gates = self.gate_prefix(tiling)?;
-        let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
-        let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let m_tiles = heads * tiling.m_tile_count;
+        // Tile counter and semaphores.
+        let counters = self.gpu.alloc::<i32>(COUNTER_INTS + dq_parts(head_dim) * m_tiles)?;
+        let rows =
+            self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref(), Some(&counters))?;
+        let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len(head_dim, self.spec.mask))?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
-        // Tile counter and semaphores, zeroed by one memset.
-        let counters = self.zeros(32 + dq_parts(head_dim) * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are reused by all of its key tiles.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
         // Enough reversed heads to fill the GPU twice; see the kernel.
@@ -216,7 +217,7 @@ impl<T: Float> Attention<'_, T> {
             dv: grads.dv.address().into(),
             column_sums: column_sums.address().into(),
             dq: dq.address().into(),
-            semaphores: (counters.address() + 4 * 32).into(),
+            semaphores: (counters.address() + 4 * COUNTER_INTS as u64).into(),
             gates: gates.as_ref().map_or(0, Buffer::address).into(),
             rows: rows.address().into(),
             segments: tiling.segments.address().into(),
@@ -292,13 +293,13 @@ impl<T: Float> Attention<'_, T> {
             return Err(Error::argument("attention over spans", "gradients unlike the operands"));
         }
         let m_tile_count = self.q_rows / tile.block_m;
-        let counters = self.zeros(32 + dq_parts(head_dim) * heads * m_tile_count)?;
+        let counters = self.zeros(COUNTER_INTS + dq_parts(head_dim) * heads * m_tile_count)?;
         let params = BackwardParams {
             dk: x.dk.address().into(),
             dv: x.dv.address().into(),
             column_sums: x.column_sums.address().into(),
             dq: x.dq.address().into(),
-            semaphores: (counters.address() + 4 * 32).into(),
+            semaphores: (counters.address() + 4 * COUNTER_INTS as u64).into(),
             gates: x.gates.map_or(0, Buffer::address).into(),
             rows: x.rows.address().into(),
             segments: tables.segments.address().into(),

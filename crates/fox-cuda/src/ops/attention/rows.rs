@@ -17,6 +17,8 @@ kernel_params! {
     list struct BackwardRows {
         /// Gate prefix hi, lo, delta, log2(e) lse, `[heads][m_tiles * block_m]`.
         rows: Ptr<Float4>,
+        /// [`COUNTER_INTS`] and semaphores `[heads][m_tiles][parts]`, or null.
+        counters: Ptr<i32>,
         /// `[R_q, H * d]`.
         o: ConstPtr<Real>,
         /// `[R_q, H * d]`.
@@ -27,6 +29,7 @@ kernel_params! {
         gates: ConstPtr<Float2>,
         segments: ConstPtr<Segment>,
         m_tiles: ConstPtr<BlockRef>,
+        parts: usize,
         heads: usize,
         head_dim: usize,
         gate_stride: usize,
@@ -74,13 +77,17 @@ pub(super) fn dq_scratch_len(head_dim: usize, mask: Mask) -> usize {
     dq_parts(head_dim) * (64 * 64 + sums)
 }
 
+/// Integers before the semaphores of the Hopper kernel: the first counts tiles, the others keep it apart.
+pub(super) const COUNTER_INTS: usize = 32;
+
 /// All variants, for compilation checks.
 pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     [0, 1].map(|wide| (ROWS, vec![format!("WIDE={wide}")])).into()
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Row statistics `[heads][m_tiles * block_m][4]`: gate prefix hi and lo, delta, log2(e) lse.
+    /// Row statistics `[heads][m_tiles * block_m][4]`: gate prefix hi and lo, delta, log2(e) lse. Zeroes `counters`, those
+    /// of the Hopper kernel for this tiling: a memset would be another launch.
     pub(super) fn backward_rows(
         &self,
         tiling: &Tiling,
@@ -88,17 +95,20 @@ impl<T: Float> Attention<'_, T> {
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         gates: Option<&Buffer<f32>>,
+        counters: Option<&Buffer<i32>>,
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
         let rows = self.gpu.alloc::<f32>(4 * heads * tiling.m_tile_count * tile.block_m)?;
         let params = BackwardRows {
             rows: rows.address().into(),
+            counters: counters.map_or(0, Buffer::address).into(),
             o: o.address().into(),
             d_out: d_out.address().into(),
             lse: lse.address().into(),
             gates: gates.map_or(0, Buffer::address).into(),
             segments: tiling.segments.address().into(),
             m_tiles: tiling.m_tiles.address().into(),
+            parts: dq_parts(self.spec.head_dim),
             heads,
             head_dim: self.spec.head_dim,
             gate_stride: tiling.gate_stride,

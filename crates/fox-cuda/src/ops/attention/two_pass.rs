@@ -99,7 +99,7 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<()> {
         let (heads, kv_heads, head_dim) = (self.spec.heads, self.spec.kv_heads, self.spec.head_dim);
         let gates = self.gate_prefix(tiling)?;
-        let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
+        let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref(), None)?;
         let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         let row_sums = self.gpu.alloc::<f32>(heads * tiling.m_tile_count * tile.block_m)?;
