@@ -1,5 +1,6 @@
-//! The kernels of decode steps, of PaTH and Wall attention and of the attention backward on Hopper, on a CPU: compiled by
-//! the host's C++ compiler, with the threads of a block as fibers (`emulated/cuda.h`). Without a compiler the tests say so and pass.
+//! The kernels of decode steps, of PaTH and Wall attention, of the attention backward on Hopper and of the recurrent
+//! models, on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers (`emulated/cuda.h`).
+//! Without a compiler the tests say so and pass.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -108,6 +109,20 @@ fn delta_rule_matches_its_recurrence() {
     let narrow = |text: &&String| text.contains("NARROW=1");
     assert_eq!((variants.len(), variants.iter().filter(narrow).count()), (7, 2));
     run("delta", &["scan_delta", "scan_delta_bwd", "scan_delta_channel"], &variants);
+}
+
+#[test]
+fn short_convolution_matches_its_definition() {
+    let variants = [
+        "BF16=1 VEC=8 LANES=1 CHUNKS=1 TAPS=4 HEAD_DIM=8",
+        "BF16=1 VEC=8 LANES=16 CHUNKS=1 TAPS=4 HEAD_DIM=128",
+        "BF16=1 VEC=4 LANES=1 CHUNKS=1 TAPS=4 HEAD_DIM=4",
+        "BF16=1 VEC=4 LANES=4 CHUNKS=1 TAPS=4 HEAD_DIM=12",
+        "BF16=0 VEC=4 LANES=2 CHUNKS=3 TAPS=2 HEAD_DIM=20",
+        "BF16=0 VEC=1 LANES=4 CHUNKS=1 TAPS=5 HEAD_DIM=3",
+        "BF16=0 VEC=4 LANES=1 CHUNKS=1 TAPS=1 HEAD_DIM=4",
+    ];
+    run("conv", &["conv"], &variants);
 }
 
 #[test]

@@ -53,9 +53,8 @@ impl Variant {
         Variant { lanes, chunks: rounded(vectors.div_ceil(lanes)), ..plain }
     }
 
-    /// For filters of `taps` over heads of `width`: smaller vectors, because a thread holds many of them.
-    pub(crate) fn filters(dtype: DType, width: usize, taps: usize) -> Self {
-        let vec = if width.is_multiple_of(4) { 4 } else { 1 };
+    /// For filters of `taps` over heads of `width`, in vectors of `vec`, which divides the width.
+    pub(crate) fn filters(dtype: DType, width: usize, taps: usize, vec: usize) -> Self {
         let vectors = width.div_ceil(vec);
         let lanes = vectors.next_power_of_two().min(32);
         Variant {

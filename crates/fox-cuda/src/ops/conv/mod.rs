@@ -1,6 +1,6 @@
 //! Short causal convolution with bias, activation and L2 norm.
 
-use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, Tensor};
+use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, L2Norm, Tensor};
 
 use super::head_fragments::activation_code;
 use crate::backend::launcher::{Op, Variant};
@@ -8,15 +8,29 @@ use crate::backend::rows::{RowInfo, RowTable};
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Result, Source};
+use crate::{Buffer, Result, Source};
 
 const CONV: Source =
-    source!("conv", [], [RowInfo, ConvParams, ConvForward, ConvBackward, ConvFilters]);
+    source!("conv", [], [RowInfo, ConvPart, ConvParams, ConvForward, ConvBackward, ConvFilters]);
+
+/// Matrices that the output is divided over, at most; as in conv.cu.
+const PARTS: usize = 4;
 
 kernel_params! {
+    /// Columns of the output that are a matrix of their own.
+    #[derive(Default)]
+    struct ConvPart {
+        /// `[R, width]`: written by the forward; its gradient, read by the backward.
+        at: Ptr<Real>,
+        /// The first of its columns in the output; `C` where there is no such part.
+        first: usize,
+        width: usize,
+    }
+
     struct ConvParams {
-        /// `[R, C]`.
+        /// `[R, C]`, rows `stride` elements apart.
         x: ConstPtr<Real>,
+        parts: [ConvPart; PARTS],
         /// `[C, taps]`, the last tap for the current row.
         weight: ConstPtr<f32>,
         /// `[C]`, or null.
@@ -27,6 +41,7 @@ kernel_params! {
         info: ConstPtr<RowInfo>,
         rows: usize,
         width: usize,
+        stride: usize,
         head_dim: usize,
         /// -1 for none.
         act: i32,
@@ -37,18 +52,14 @@ kernel_params! {
     }
 
     list struct ConvForward {
-        /// `[R, C]`.
-        y: Ptr<Real>,
         p: ConvParams,
     }
 
     list struct ConvBackward {
-        /// `[R, C]`.
+        /// Like `x`.
         dx: Ptr<Real>,
-        /// Partial gradients of filters and biases `[slices, taps + 1, C]`.
+        /// Partial gradients of filters and biases `[blocks of slices, taps + 1, C]`.
         partial: Ptr<f32>,
-        /// `[R, C]`.
-        dy: ConstPtr<Real>,
         p: ConvParams,
     }
 
@@ -63,52 +74,74 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    let of = |dtype| {
-        let kinds = [(128, 4), (4, 4), (29, 3)];
-        kinds.map(|(head_dim, taps)| (CONV, Variant::filters(dtype, head_dim, taps).defines()))
+    let of = |dtype: DType| {
+        let wide = 16 / dtype.size();
+        let kinds = [(128, 4, wide), (128, 4, 4), (wide, 4, wide), (4, 4, 4), (29, 3, 1)];
+        kinds.map(|(head_dim, taps, vec)| {
+            (CONV, Variant::filters(dtype, head_dim, taps, vec).defines())
+        })
     };
-    [DType::F32, DType::Bf16].into_iter().flat_map(of).collect()
+    let mut all: Vec<_> = [DType::F32, DType::Bf16].into_iter().flat_map(of).collect();
+    all.dedup();
+    all
 }
 
-/// Threads per block, as in conv.cu: register pressure is high, and small blocks give better occupancy.
-const THREADS: usize = 64;
+/// Warps of a block, as in conv.cu.
+const WARPS: usize = 4;
+const THREADS: usize = 32 * WARPS;
+
+/// Rows of a warp, at most: a slice reads taps - 1 rows before it again.
+const LONGEST_SLICE: usize = 32;
 
 /// Work decomposition over channels and rows.
 struct ConvGrid {
     variant: Variant,
     head_dim: usize,
-    heads_per_block: usize,
     grid: [usize; 2],
     rows_per_slice: usize,
 }
 
 impl ConvGrid {
-    fn new(dtype: DType, inputs: &ConvInputs<'_>, spec: &ConvSpec, longest: usize) -> Self {
-        let (rows, width) = (inputs.x.rows(), inputs.x.cols());
+    /// For rows of the input `stride` elements apart, and parts of the output of these widths.
+    fn new(
+        dtype: DType,
+        [rows, width, stride, taps]: [usize; 4],
+        parts: &[usize],
+        l2_norm: Option<L2Norm>,
+        backward: bool,
+    ) -> Self {
+        // The backward has three times as many values per channel in registers: 8 bytes of bf16 per access instead of
+        // 16, and twice as many warps.
+        let widest = if backward { 4 } else { 16 / dtype.size() };
+        let even = |vec: &usize| {
+            let unit = l2_norm.map_or(width, |norm| norm.width);
+            stride.is_multiple_of(*vec)
+                && unit.is_multiple_of(*vec)
+                && parts.iter().all(|part| part.is_multiple_of(*vec))
+        };
+        let vec = [widest, 4, 1].into_iter().find(even).unwrap_or(1);
         // Without a norm, heads are just vectors of channels.
-        let few = if width.is_multiple_of(4) { 4 } else { 1 };
-        let head_dim = spec.l2_norm.map_or(few, |norm| norm.width);
-        let variant = Variant::filters(dtype, head_dim, inputs.taps());
-        let heads = width / head_dim;
-        let heads_per_block = heads.min(THREADS / variant.lanes);
-        // A slice re-reads taps - 1 rows before it and writes partial filter gradients: long slices are cheaper, as long
-        // as there are enough of them to fill the GPU.
-        let rows_per_slice = (rows / 1024).clamp(1, longest);
-        ConvGrid {
-            variant,
-            head_dim,
-            heads_per_block,
-            grid: [rows.div_ceil(rows_per_slice), heads.div_ceil(heads_per_block)],
-            rows_per_slice,
-        }
+        let head_dim = l2_norm.map_or(vec, |norm| norm.width);
+        let variant = Variant::filters(dtype, head_dim, taps, vec);
+        let across = (width / head_dim).div_ceil(32 / variant.lanes);
+        // Enough warps for several waves, and long slices if there are. Few rows are decode steps.
+        let shortest = if rows < 128 { 1 } else { 8 };
+        let rows_per_slice = (rows * across / 8192).clamp(shortest, LONGEST_SLICE);
+        let blocks = |slice: usize| rows.div_ceil(slice).div_ceil(WARPS);
+        let rows_per_slice = match blocks(rows_per_slice) <= MAX_GRID_Y {
+            true => rows_per_slice,
+            false => rows.div_ceil(WARPS * MAX_GRID_Y),
+        };
+        ConvGrid { variant, head_dim, grid: [across, blocks(rows_per_slice)], rows_per_slice }
     }
 
     fn op(&self, entry: &'static str) -> Op {
-        let block = (self.heads_per_block * self.variant.lanes).next_multiple_of(32);
-        let (variant, grid) = (self.variant, self.grid);
-        Op::new(CONV, entry, variant, grid, block)
+        Op::new(CONV, entry, self.variant, self.grid, THREADS)
     }
 }
+
+/// Thread blocks of a launch in its second dimension, at most.
+const MAX_GRID_Y: usize = 65_535;
 
 /// Kernel parameters, and the operands they point to.
 struct ConvOperands<'a> {
@@ -117,25 +150,49 @@ struct ConvOperands<'a> {
     params: ConvParams,
 }
 
+/// A matrix `[R, width]` that holds columns of the output, or their gradient.
+#[derive(Clone, Copy)]
+struct Part {
+    address: u64,
+    width: usize,
+}
+
+/// The matrices that columns of the output are written to, or their gradients read from.
+fn parts(parts: &[Part]) -> [ConvPart; PARTS] {
+    let width = parts.iter().map(|part| part.width).sum();
+    let mut all = [ConvPart { at: 0.into(), first: width, width: 0 }; PARTS];
+    let mut first = 0;
+    for (to, &Part { address, width }) in all.iter_mut().zip(parts) {
+        *to = ConvPart { at: address.into(), first, width };
+        first += width;
+    }
+    all
+}
+
 impl Cuda {
+    /// For inputs whose rows are `width` columns from column `first` of those of `inputs.x`.
     fn conv_operands<'a>(
         &self,
         inputs: &ConvInputs<'a>,
+        [first, width]: [usize; 2],
         spec: &ConvSpec,
         grid: &ConvGrid,
+        parts: [ConvPart; PARTS],
     ) -> Result<ConvOperands<'a>> {
         let (x, weight) = (self.activation(inputs.x)?, self.real(inputs.weight)?);
         let bias = inputs.bias.map(|x| self.real(x)).transpose()?;
         let before = inputs.before.map(|x| self.activation(x)).transpose()?;
         let info = self.row_table(&spec.segments, inputs.x.rows())?;
         let params = ConvParams {
-            x: x.address().into(),
+            x: (x.address() + (first * self.activations().size()) as u64).into(),
+            parts,
             weight: weight.address().into(),
             bias: address(&bias).into(),
             before: address(&before).into(),
             info: info.address().into(),
             rows: inputs.x.rows(),
-            width: inputs.x.cols(),
+            width,
+            stride: inputs.x.cols(),
             head_dim: grid.head_dim,
             act: spec.activation.map_or(-1, activation_code),
             l2_norm: spec.l2_norm.is_some(),
@@ -143,6 +200,35 @@ impl Cuda {
             eps: spec.l2_norm.map_or(0.0, |norm| norm.eps),
         };
         Ok(ConvOperands { _operands: (x, weight, bias, before), _info: info, params })
+    }
+
+    /// Gradients of filters and biases, from the backward kernel's sums.
+    fn filter_gradients(
+        &self,
+        partial: &Buffer<f32>,
+        grid: &ConvGrid,
+        inputs: &ConvInputs<'_>,
+        width: usize,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (taps, device) = (grid.variant.taps, inputs.x.device());
+        let sums = self.column_sums(partial, [grid.grid[1], (taps + 1) * width], None, device)?;
+        let sums_at = self.real(&sums)?.address();
+        let (dweight, dweight_at) = self.output(inputs.weight.shape(), DType::F32, device)?;
+        let params = ConvFilters { dweight: dweight_at.into(), sums: sums_at.into(), width };
+        let op = grid.op("short_conv_filters");
+        let grid = [(width * taps).div_ceil(THREADS), 1];
+        // SAFETY: the sums are `taps + 1` rows of `width`, and the gradient is shaped like the filters.
+        unsafe { self.launch(&Op { grid, ..op }, params)? };
+        let dbias = match inputs.bias {
+            None => None,
+            Some(_) => {
+                let (dbias, at) = self.output([width], DType::F32, device)?;
+                // SAFETY: the last row of the sums has `width` elements.
+                unsafe { self.gpu.copy(at, sums_at + (4 * taps * width) as u64, 4 * width)? };
+                Some(dbias)
+            }
+        };
+        Ok((dweight, dbias))
     }
 }
 
@@ -154,13 +240,14 @@ impl ConvOps for Cuda {
     ) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_short_conv_fwd(self, inputs, spec)?;
         let _span = self.span("short_conv fwd")?;
-        let dtype = self.activations();
-        let grid = ConvGrid::new(dtype, inputs, spec, 16);
-        let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
-        let held = self.conv_operands(inputs, spec, &grid)?;
-        let params = ConvForward { y: at.into(), p: held.params };
+        let (dtype, width) = (self.activations(), inputs.x.cols());
+        let shape = [inputs.x.rows(), width, width, inputs.taps()];
+        let grid = ConvGrid::new(dtype, shape, &[width], spec.l2_norm, false);
+        let (y, address) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
+        let parts = parts(&[Part { address, width }]);
+        let held = self.conv_operands(inputs, [0, width], spec, &grid, parts)?;
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
-        unsafe { self.launch(&grid.op("short_conv_fwd"), params)? };
+        unsafe { self.launch(&grid.op("short_conv_fwd"), ConvForward { p: held.params })? };
         Ok(y)
     }
 
@@ -174,37 +261,18 @@ impl ConvOps for Cuda {
         let _span = self.span("short_conv bwd")?;
         let (width, taps, device) = (inputs.x.cols(), inputs.taps(), inputs.x.device());
         let dtype = self.activations();
-        let grid = ConvGrid::new(dtype, inputs, spec, 32);
+        let shape = [inputs.x.rows(), width, width, taps];
+        let grid = ConvGrid::new(dtype, shape, &[width], spec.l2_norm, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
-        let (slices, sums) = (grid.grid[0], (taps + 1) * width);
-        let partial = self.gpu.alloc::<f32>(slices * sums)?;
-        let held = self.conv_operands(inputs, spec, &grid)?;
+        let partial = self.gpu.alloc::<f32>(grid.grid[1] * (taps + 1) * width)?;
         let dy = self.activation(dy)?;
-        let params = ConvBackward {
-            dx: dx_at.into(),
-            partial: partial.address().into(),
-            dy: dy.address().into(),
-            p: held.params,
-        };
+        let parts = parts(&[Part { address: dy.address(), width }]);
+        let held = self.conv_operands(inputs, [0, width], spec, &grid, parts)?;
+        let params =
+            ConvBackward { dx: dx_at.into(), partial: partial.address().into(), p: held.params };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
-        let sums = self.column_sums(&partial, [slices, sums], None, device)?;
-        let sums_at = self.real(&sums)?.address();
-        let (dweight, dweight_at) = self.output(inputs.weight.shape(), DType::F32, device)?;
-        let params = ConvFilters { dweight: dweight_at.into(), sums: sums_at.into(), width };
-        let op = grid.op("short_conv_filters");
-        let grid = [(width * taps).div_ceil(THREADS), 1];
-        // SAFETY: as above; the sums are `taps + 1` rows of `width`.
-        unsafe { self.launch(&Op { grid, block: THREADS, ..op }, params)? };
-        let dbias = match inputs.bias {
-            None => None,
-            Some(_) => {
-                let (dbias, at) = self.output([width], DType::F32, device)?;
-                // SAFETY: the last row of the sums has `width` elements.
-                unsafe { self.gpu.copy(at, sums_at + (4 * taps * width) as u64, 4 * width)? };
-                Some(dbias)
-            }
-        };
+        let (dweight, dbias) = self.filter_gradients(&partial, &grid, inputs, width)?;
         Ok(ConvGrads { dx, dweight, dbias })
     }
 }
