@@ -2,7 +2,8 @@
 
 use fox_tensor::{
     Activation, ConvGrads, ConvInputs, ConvOps, ConvSpec, L2Norm, Result, Segment, Segments,
-    Tensor, check_short_conv_bwd, check_short_conv_fwd,
+    Tensor, check_short_conv_bwd, check_short_conv_fwd, check_short_conv_split_bwd,
+    check_short_conv_split_fwd, short_conv_split_bwd_by_copies, short_conv_split_fwd_by_copies,
 };
 use rayon::prelude::*;
 
@@ -27,6 +28,27 @@ impl ConvOps for Cpu {
     ) -> Result<ConvGrads> {
         check_short_conv_bwd(self, dy, inputs, spec)?;
         self.run(|| backward(self, dy, inputs, spec))
+    }
+
+    fn short_conv_split_fwd(
+        &self,
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<Vec<Tensor>> {
+        check_short_conv_split_fwd(self, inputs, widths, spec)?;
+        short_conv_split_fwd_by_copies(self, inputs, widths, spec)
+    }
+
+    fn short_conv_split_bwd(
+        &self,
+        dys: &[Tensor],
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<ConvGrads> {
+        check_short_conv_split_bwd(self, dys, inputs, widths, spec)?;
+        short_conv_split_bwd_by_copies(self, dys, inputs, widths, spec)
     }
 }
 

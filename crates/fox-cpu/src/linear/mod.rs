@@ -11,7 +11,9 @@ use std::sync::Arc;
 use fox_tensor::{
     BATCH_INVARIANT_ROWS, Device, LinearOps, PackOps, Result, Tensor, WeightFormat,
     check_linear_bwd_bias, check_linear_bwd_input, check_linear_bwd_weight, check_linear_fwd,
-    check_pack_weight,
+    check_linear_split_bwd_input, check_linear_split_bwd_weight, check_linear_split_fwd,
+    check_pack_weight, linear_split_bwd_input_by_copies, linear_split_bwd_weight_by_copies,
+    linear_split_fwd_by_copies,
 };
 
 use crate::Cpu;
@@ -67,6 +69,31 @@ impl LinearOps for Cpu {
         check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let x = self.real(dy);
         self.accumulate(acc, [dy.cols()], dy.device(), |sum| add_column_sums(x, sum))
+    }
+
+    fn linear_split_fwd(&self, x: &Tensor, w: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
+        check_linear_split_fwd(self, x, w, widths)?;
+        linear_split_fwd_by_copies(self, x, w, widths)
+    }
+
+    fn linear_split_bwd_input(
+        &self,
+        dys: &[Tensor],
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        check_linear_split_bwd_input(self, dys, w, acc.as_ref())?;
+        linear_split_bwd_input_by_copies(self, dys, w, acc)
+    }
+
+    fn linear_split_bwd_weight(
+        &self,
+        dys: &[Tensor],
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        check_linear_split_bwd_weight(self, dys, x, acc.as_ref())?;
+        linear_split_bwd_weight_by_copies(self, dys, x, acc)
     }
 }
 

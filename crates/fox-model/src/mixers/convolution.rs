@@ -57,11 +57,7 @@ impl ShortConv {
         context: &MixerContext<'_>,
         state: Option<&mut RecurrentState>,
     ) -> Result<Var> {
-        let spec = ConvSpec {
-            activation: Some(Activation::Silu),
-            l2_norm: self.l2_norm,
-            segments: context.segments.clone(),
-        };
+        let spec = self.spec(context);
         let (weight, bias) =
             (context.params.var(self.weight), self.bias.map(|id| context.params.var(id)));
         if let Some(rows) = tape.preceding_rows() {
@@ -72,5 +68,37 @@ impl ShortConv {
             state.stage_conv(self.index, x.value(), context.segments)?;
         }
         tape.short_conv(x, &weight, bias.as_ref(), before.as_ref(), &spec)
+    }
+
+    /// [`ShortConv::forward`] of the first columns of `x: [R, W]`, as many as there are channels, divided by columns
+    /// into matrices of these widths; then the other columns as they are.
+    pub fn forward_split(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        widths: &[usize],
+        context: &MixerContext<'_>,
+        state: Option<&mut RecurrentState>,
+    ) -> Result<Vec<Var>> {
+        if state.is_some() || tape.preceding_rows().is_some() {
+            let width = widths.iter().sum();
+            let mut parts = tape.split_columns(x, &[width, x.value().cols() - width])?;
+            let rest = parts.split_off(1);
+            let y = self.forward(tape, &parts[0], context, state)?;
+            parts = tape.split_columns(&y, widths)?;
+            parts.extend(rest);
+            return Ok(parts);
+        }
+        let (weight, bias) =
+            (context.params.var(self.weight), self.bias.map(|id| context.params.var(id)));
+        tape.short_conv_split(x, &weight, bias.as_ref(), widths, &self.spec(context))
+    }
+
+    fn spec(&self, context: &MixerContext<'_>) -> ConvSpec {
+        ConvSpec {
+            activation: Some(Activation::Silu),
+            l2_norm: self.l2_norm,
+            segments: context.segments.clone(),
+        }
     }
 }

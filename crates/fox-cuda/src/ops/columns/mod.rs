@@ -132,6 +132,22 @@ impl Cuda {
         Ok(())
     }
 
+    /// Copies `rows` rows of `width` columns between matrices given as (address, row stride) of this type.
+    ///
+    /// # Safety
+    /// Both must be live and have these rows and columns.
+    pub(crate) unsafe fn copy_block_of_columns(
+        &self,
+        from: (u64, usize),
+        to: (u64, usize),
+        [rows, width]: [usize; 2],
+        dtype: DType,
+    ) -> Result<()> {
+        let copy = ColumnCopy::new((from.0, from.1, dtype), (to.0, to.1, dtype), [rows, width]);
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_columns("copy_columns", dtype, &[copy]) }
+    }
+
     /// Copies the first columns of `joined` to `blocks` of the same type.
     ///
     /// # Safety

@@ -1,6 +1,9 @@
 //! Short causal convolution with bias, activation and L2 norm.
 
-use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, L2Norm, Tensor};
+use fox_tensor::{
+    ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, L2Norm, Tensor,
+    short_conv_split_bwd_by_copies, short_conv_split_fwd_by_copies,
+};
 
 use super::head_fragments::activation_code;
 use crate::backend::launcher::{Op, Variant};
@@ -17,7 +20,7 @@ const CONV: Source =
 const PARTS: usize = 4;
 
 kernel_params! {
-    /// Columns of the output that are a matrix of their own.
+    /// Columns of the output that form a separate matrix.
     #[derive(Default)]
     struct ConvPart {
         /// `[R, width]`: written by the forward; its gradient, read by the backward.
@@ -152,17 +155,17 @@ struct ConvOperands<'a> {
 
 /// A matrix `[R, width]` that holds columns of the output, or their gradient.
 #[derive(Clone, Copy)]
-struct Part {
+struct OutputColumns {
     address: u64,
     width: usize,
 }
 
 /// The matrices that columns of the output are written to, or their gradients read from.
-fn parts(parts: &[Part]) -> [ConvPart; PARTS] {
+fn parts(parts: &[OutputColumns]) -> [ConvPart; PARTS] {
     let width = parts.iter().map(|part| part.width).sum();
     let mut all = [ConvPart { at: 0.into(), first: width, width: 0 }; PARTS];
     let mut first = 0;
-    for (to, &Part { address, width }) in all.iter_mut().zip(parts) {
+    for (to, &OutputColumns { address, width }) in all.iter_mut().zip(parts) {
         *to = ConvPart { at: address.into(), first, width };
         first += width;
     }
@@ -170,11 +173,11 @@ fn parts(parts: &[Part]) -> [ConvPart; PARTS] {
 }
 
 impl Cuda {
-    /// For inputs whose rows are `width` columns from column `first` of those of `inputs.x`.
+    /// For the first `width` columns of `inputs.x`.
     fn conv_operands<'a>(
         &self,
         inputs: &ConvInputs<'a>,
-        [first, width]: [usize; 2],
+        width: usize,
         spec: &ConvSpec,
         grid: &ConvGrid,
         parts: [ConvPart; PARTS],
@@ -184,7 +187,7 @@ impl Cuda {
         let before = inputs.before.map(|x| self.activation(x)).transpose()?;
         let info = self.row_table(&spec.segments, inputs.x.rows())?;
         let params = ConvParams {
-            x: (x.address() + (first * self.activations().size()) as u64).into(),
+            x: x.address().into(),
             parts,
             weight: weight.address().into(),
             bias: address(&bias).into(),
@@ -244,8 +247,8 @@ impl ConvOps for Cuda {
         let shape = [inputs.x.rows(), width, width, inputs.taps()];
         let grid = ConvGrid::new(dtype, shape, &[width], spec.l2_norm, false);
         let (y, address) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
-        let parts = parts(&[Part { address, width }]);
-        let held = self.conv_operands(inputs, [0, width], spec, &grid, parts)?;
+        let parts = parts(&[OutputColumns { address, width }]);
+        let held = self.conv_operands(inputs, width, spec, &grid, parts)?;
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_fwd"), ConvForward { p: held.params })? };
         Ok(y)
@@ -266,12 +269,95 @@ impl ConvOps for Cuda {
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
         let partial = self.gpu.alloc::<f32>(grid.grid[1] * (taps + 1) * width)?;
         let dy = self.activation(dy)?;
-        let parts = parts(&[Part { address: dy.address(), width }]);
-        let held = self.conv_operands(inputs, [0, width], spec, &grid, parts)?;
+        let parts = parts(&[OutputColumns { address: dy.address(), width }]);
+        let held = self.conv_operands(inputs, width, spec, &grid, parts)?;
         let params =
             ConvBackward { dx: dx_at.into(), partial: partial.address().into(), p: held.params };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
+        let (dweight, dbias) = self.filter_gradients(&partial, &grid, inputs, width)?;
+        Ok(ConvGrads { dx, dweight, dbias })
+    }
+
+    fn short_conv_split_fwd(
+        &self,
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_short_conv_split_fwd(self, inputs, widths, spec)?;
+        if widths.len() > PARTS {
+            return short_conv_split_fwd_by_copies(self, inputs, widths, spec);
+        }
+        let _span = self.span("short_conv fwd")?;
+        let (dtype, rows, all) = (self.activations(), inputs.x.rows(), inputs.x.cols());
+        let width = inputs.weight.rows();
+        let shape = [rows, width, all, inputs.weight.len() / width];
+        let grid = ConvGrid::new(dtype, shape, widths, spec.l2_norm, false);
+        let (mut outs, mut own) = (Vec::with_capacity(widths.len() + 1), Vec::new());
+        for &width in widths {
+            let (y, address) = self.output([rows, width], dtype, inputs.x.device())?;
+            outs.push(y);
+            own.push(OutputColumns { address, width });
+        }
+        let held = self.conv_operands(inputs, width, spec, &grid, parts(&own))?;
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        unsafe { self.launch(&grid.op("short_conv_fwd"), ConvForward { p: held.params })? };
+        if width < all {
+            let (rest, to) = self.output([rows, all - width], dtype, inputs.x.device())?;
+            let from = held.params.x.address() + (width * dtype.size()) as u64;
+            // SAFETY: the columns of the input after `width`, and a matrix of as many.
+            unsafe {
+                self.copy_block_of_columns(
+                    (from, all),
+                    (to, all - width),
+                    [rows, all - width],
+                    dtype,
+                )?;
+            }
+            outs.push(rest);
+        }
+        Ok(outs)
+    }
+
+    fn short_conv_split_bwd(
+        &self,
+        dys: &[Tensor],
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> fox_tensor::Result<ConvGrads> {
+        fox_tensor::check_short_conv_split_bwd(self, dys, inputs, widths, spec)?;
+        if widths.len() > PARTS {
+            return short_conv_split_bwd_by_copies(self, dys, inputs, widths, spec);
+        }
+        let _span = self.span("short_conv bwd")?;
+        let (dtype, rows, all) = (self.activations(), inputs.x.rows(), inputs.x.cols());
+        let width = inputs.weight.rows();
+        let taps = inputs.weight.len() / width;
+        let grid = ConvGrid::new(dtype, [rows, width, all, taps], widths, spec.l2_norm, true);
+        let (dx, dx_at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
+        let partial = self.gpu.alloc::<f32>(grid.grid[1] * (taps + 1) * width)?;
+        let held: Vec<_> = dys.iter().map(|dy| self.activation(dy)).collect::<Result<_>>()?;
+        let own: Vec<OutputColumns> = held
+            .iter()
+            .zip(widths)
+            .map(|(dy, &width)| OutputColumns { address: dy.address(), width })
+            .collect();
+        let operands = self.conv_operands(inputs, width, spec, &grid, parts(&own))?;
+        let params = ConvBackward {
+            dx: dx_at.into(),
+            partial: partial.address().into(),
+            p: operands.params,
+        };
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
+        unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
+        if let Some(rest) = held.get(widths.len()) {
+            let to = dx_at + (width * dtype.size()) as u64;
+            let from = (rest.address(), all - width);
+            // SAFETY: the gradient of the columns after `width`, and their place in `dx`.
+            unsafe { self.copy_block_of_columns(from, (to, all), [rows, all - width], dtype)? };
+        }
         let (dweight, dbias) = self.filter_gradients(&partial, &grid, inputs, width)?;
         Ok(ConvGrads { dx, dweight, dbias })
     }

@@ -4,6 +4,7 @@ use fox_tensor::{DType, Device, LinearOps, Tensor};
 
 mod gemm;
 mod group;
+mod split;
 pub(crate) mod thin;
 
 pub(crate) use gemm::{Gemm, GemmOperand, GemmProblem};
@@ -160,5 +161,35 @@ impl LinearOps for Cuda {
             Some(Data::F32(x)) => self.column_sums(x, sizes, acc, device)?,
             _ => return Err(fox_tensor::Error::argument("linear_bwd_bias", format!("{dy:?}"))),
         })
+    }
+
+    fn linear_split_fwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        widths: &[usize],
+    ) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_linear_split_fwd(self, x, w, widths)?;
+        self.split_forward(x, w, widths)
+    }
+
+    fn linear_split_bwd_input(
+        &self,
+        dys: &[Tensor],
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_split_bwd_input(self, dys, w, acc.as_ref())?;
+        self.split_input_gradient(dys, w, acc)
+    }
+
+    fn linear_split_bwd_weight(
+        &self,
+        dys: &[Tensor],
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_split_bwd_weight(self, dys, x, acc.as_ref())?;
+        self.split_weight_gradient(dys, x, acc)
     }
 }

@@ -76,14 +76,12 @@ impl Mixer for Mamba2Layer {
         let var = |id: ParamId| context.params.var(id);
         let o = &self.options;
         let keys = o.groups * o.state_size;
-        let (z, raw, dt_raw) = {
-            let all = tape.linear(x, &var(self.in_proj), None)?;
-            three(tape.split_columns(&all, &[o.inner(), o.conv_width(), o.heads])?)?
-        };
-        let (u, b, c) = {
-            let all = self.conv.forward(tape, &raw, context, state.as_deref_mut())?;
-            three(tape.split_columns(&all, &[o.inner(), keys, keys])?)?
-        };
+        // The gate alone, and convolved columns and time steps as one matrix, whose columns the convolution divides.
+        let widths = [o.inner(), o.conv_width() + o.heads];
+        let [z, all] = parts(tape.linear_split(x, &var(self.in_proj), &widths)?)?;
+        let widths = [o.inner(), keys, keys];
+        let all = self.conv.forward_split(tape, &all, &widths, context, state.as_deref_mut())?;
+        let [u, b, c, dt_raw] = parts(all)?;
         let limits = (o.time_step_limit.0 as f32, o.time_step_limit.1 as f32);
         let (dt, log_decay) =
             tape.time_step(&dt_raw, &var(self.dt_bias), &var(self.a_log), limits)?;
@@ -118,8 +116,7 @@ impl Mixer for Mamba2Layer {
     }
 }
 
-fn three(parts: Vec<Var>) -> Result<(Var, Var, Var)> {
-    <[Var; 3]>::try_from(parts)
-        .map(|[a, b, c]| (a, b, c))
-        .map_err(|_| fox_tensor::Error::argument("mamba2", "a projection has three parts"))
+fn parts<const N: usize>(parts: Vec<Var>) -> Result<[Var; N]> {
+    let wrong = |_| fox_tensor::Error::argument("mamba2", format!("a projection has {N} parts"));
+    <[Var; N]>::try_from(parts).map_err(wrong)
 }

@@ -46,6 +46,26 @@ fn linear(calls: &mut Calls<'_>) -> Result<()> {
     })?;
     let operands = [real("dy", &[3, 5], &[1]), real("acc", &[5], &[0])];
     calls.op("linear_bwd_bias", &operands, |b, t| b.linear_bwd_bias(&t[0], Some(t[1].clone())))?;
+    let operands = [real("x", &[3, 4], &[1]), Operand { fixed: &[0, 1], ..weight }];
+    calls.op("linear_split_fwd", &operands, |b, t| b.linear_split_fwd(&t[0], &t[1], &[2, 3]))?;
+    let operands = [
+        real("first dy", &[3, 2], &[0, 1]),
+        real("second dy", &[3, 3], &[0, 1]),
+        real("weight", &[5, 4], &[0, 1]),
+        real("acc", &[3, 4], &[0, 1]),
+    ];
+    calls.op("linear_split_bwd_input", &operands, |b, t| {
+        b.linear_split_bwd_input(&t[..2], &t[2], Some(t[3].clone()))
+    })?;
+    let operands = [
+        real("first dy", &[3, 2], &[0, 1]),
+        real("second dy", &[3, 3], &[0, 1]),
+        real("x", &[3, 4], &[0, 1]),
+        real("acc", &[5, 4], &[0, 1]),
+    ];
+    calls.op("linear_split_bwd_weight", &operands, |b, t| {
+        b.linear_split_bwd_weight(&t[..2], &t[2], Some(t[3].clone()))
+    })?;
     if let Some(packing) = calls.device.backend().caps().packing {
         calls.op("pack_weight", &[real("weight", &[5, 64], &[])], |_, t| {
             packing.pack_weight(&t[0], WeightFormat::Bf16)

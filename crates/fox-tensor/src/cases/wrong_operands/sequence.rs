@@ -294,7 +294,27 @@ fn conv(calls: &mut Calls<'_>) -> Result<()> {
     ];
     calls.op("short_conv_fwd", &operands[..4], |b, t| b.short_conv_fwd(&inputs(t), &spec))?;
     calls.op("short_conv_bwd", &operands, |b, t| b.short_conv_bwd(&t[4], &inputs(t), &spec))?;
+    let wider = [
+        real("x", &[6, 10], &[]),
+        Operand { fixed_rank: false, ..real("weight", &[8, 3], &[0, 1]) },
+        real("bias", &[8], &[0]),
+        real("before", &[4, 8], &[0, 1]),
+        real("first dy", &[6, 4], &[0, 1]),
+        real("last dy", &[6, 4], &[0, 1]),
+        real("other dy", &[6, 2], &[0, 1]),
+    ];
+    calls.op("short_conv_split_fwd", &wider[..4], |b, t| {
+        b.short_conv_split_fwd(&inputs(t), &[4, 4], &spec)
+    })?;
+    calls.op("short_conv_split_bwd", &wider, |b, t| {
+        b.short_conv_split_bwd(&t[4..], &inputs(t), &[4, 4], &spec)
+    })?;
     let (b, x, weight) = (calls.device.backend(), calls.tensor(&[6, 8])?, calls.tensor(&[8, 3])?);
+    for widths in [&[4][..], &[4, 5], &[2, 6], &[8, 0], &[usize::MAX, 9], &[]] {
+        let inputs = ConvInputs { x: &x, weight: &weight, bias: None, before: None };
+        let result = b.short_conv_split_fwd(&inputs, widths, &spec);
+        calls.must_fail(|| format!("short_conv_split_fwd into {widths:?}"), result);
+    }
     let inputs = ConvInputs { x: &x, weight: &weight, bias: None, before: None };
     let mut wrong: Vec<ConvSpec> = [0, 3, 16]
         .map(|width| ConvSpec { l2_norm: Some(L2Norm { width, eps: 1e-6 }), ..spec.clone() })

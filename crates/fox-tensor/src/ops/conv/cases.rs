@@ -14,7 +14,36 @@ pub(crate) fn cases() -> Vec<Case> {
             }
         }
     }
+    for (n, (layout, rows)) in recurrent_layouts().iter().enumerate() {
+        let sizes = [([24, 8, 8], 3), ([16, 32, 8], 0), ([5, 1, 2], 8), ([64, 64, 128], 8)][n % 4];
+        cases.push(split(sizes, n % 2 == 0, layout, *rows));
+    }
     cases
+}
+
+/// Columns in three matrices, one of which gets no gradient, and further columns that pass through.
+fn split(
+    (widths, rest): ([usize; 3], usize),
+    norm: bool,
+    layout: &(&'static str, Segments),
+    rows: usize,
+) -> Case {
+    let width: usize = widths.iter().sum();
+    let norm = (norm && widths[0].is_multiple_of(8)).then_some(L2Norm { width: 8, eps: 1e-6 });
+    let spec =
+        ConvSpec { activation: Some(Activation::Silu), l2_norm: norm, segments: layout.1.clone() };
+    let mark = if norm.is_some() { "+l2" } else { "" };
+    let name = format!("short_conv/split{mark}/{}/{rows}x{widths:?}+{rest}", layout.0);
+    Case::new(name, move |tape, args| {
+        let (x, w) = (args.var("x")?, args.var("weight")?);
+        let outs = tape.short_conv_split(x, w, args.get("bias"), &widths, &spec)?;
+        let used = outs.into_iter().enumerate().filter(|(n, _)| *n != 1);
+        let mut names = ["a", "b", "c"].into_iter();
+        Ok(used.map(|(_, y)| Output::Var(names.next().unwrap_or("d"), y)).collect())
+    })
+    .normal("x", &[rows, width + rest])
+    .normal("weight", &[width, 1, 4])
+    .normal("bias", &[width])
 }
 
 fn conv(

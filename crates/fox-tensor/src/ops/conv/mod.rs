@@ -2,11 +2,16 @@
 
 mod cases;
 mod naive;
+mod split;
 mod tape;
 
 use crate::check::Operands;
 use crate::{Activation, Backend, Error, Result, Segments, Tensor};
 pub(crate) use cases::cases;
+pub use split::{
+    check_short_conv_split_bwd, check_short_conv_split_fwd, short_conv_split_bwd_by_copies,
+    short_conv_split_fwd_by_copies,
+};
 
 /// Operands of the short convolution.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +76,22 @@ pub trait ConvOps {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> Result<ConvGrads>;
+    /// `short_conv_fwd` of the first `C` columns of `x[R, W]`, as many as there are filters, divided by columns into
+    /// matrices of these widths, which add up to `C`. Behind them, where `W > C`, the other columns as they are.
+    fn short_conv_split_fwd(
+        &self,
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<Vec<Tensor>>;
+    /// Gradients of `short_conv_split_fwd` from those of all its results, with `dx[R, W]`.
+    fn short_conv_split_bwd(
+        &self,
+        dys: &[Tensor],
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<ConvGrads>;
 }
 
 /// Validates the operands of [`ConvOps::short_conv_fwd`].
@@ -79,11 +100,22 @@ pub fn check_short_conv_fwd(
     inputs: &ConvInputs<'_>,
     spec: &ConvSpec,
 ) -> Result<()> {
+    let (_, width) = Operands::new("short_conv", backend).matrix("x", inputs.x)?;
+    check_columns(backend, inputs, width, spec)
+}
+
+/// Validates the operands of a convolution of `width` columns of the input.
+fn check_columns(
+    backend: &dyn Backend,
+    inputs: &ConvInputs<'_>,
+    width: usize,
+    spec: &ConvSpec,
+) -> Result<()> {
     const OP: &str = "short_conv";
     let (operands, ConvInputs { x, weight, bias, before }) = (Operands::new(OP, backend), *inputs);
-    let (rows, width) = operands.matrix("x", x)?;
+    let (rows, _) = operands.matrix("x", x)?;
     operands.plain("weight", weight)?;
-    let taps = inputs.taps();
+    let taps = weight.len() / width.max(1);
     if taps == 0 || width == 0 || weight.rows() != width || weight.len() != taps * width {
         let (got, expected) = (weight.shape(), format!("[{width}, taps]"));
         return Err(Error::Shape { op: OP, what: "weight", got, expected });

@@ -3,7 +3,8 @@
 use crate::naive::{Act, Matrix, Naive, dot, matrix, maybe_matrix, maybe_real, real};
 use crate::{
     ConvGrads, ConvInputs, ConvOps, ConvSpec, Result, Segment, Tensor, check_short_conv_bwd,
-    check_short_conv_fwd,
+    check_short_conv_fwd, check_short_conv_split_bwd, check_short_conv_split_fwd,
+    short_conv_split_bwd_by_copies, short_conv_split_fwd_by_copies,
 };
 
 impl ConvOps for Naive {
@@ -25,6 +26,27 @@ impl ConvOps for Naive {
             dweight: self.like(inputs.weight, grads.dweight),
             dbias: inputs.bias.map(|bias| self.like(bias, grads.dbias)),
         })
+    }
+
+    fn short_conv_split_fwd(
+        &self,
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<Vec<Tensor>> {
+        check_short_conv_split_fwd(self, inputs, widths, spec)?;
+        short_conv_split_fwd_by_copies(self, inputs, widths, spec)
+    }
+
+    fn short_conv_split_bwd(
+        &self,
+        dys: &[Tensor],
+        inputs: &ConvInputs<'_>,
+        widths: &[usize],
+        spec: &ConvSpec,
+    ) -> Result<ConvGrads> {
+        check_short_conv_split_bwd(self, dys, inputs, widths, spec)?;
+        short_conv_split_bwd_by_copies(self, dys, inputs, widths, spec)
     }
 }
 

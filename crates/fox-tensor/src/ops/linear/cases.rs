@@ -19,6 +19,11 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(linear_twice());
     cases.extend([group(1, 40, [3, 5, 2]), group(113, 203, [4, 4, 4]), group(799, 24, [1, 7, 16])]);
     cases.extend([shared(1, 40, 3), shared(113, 203, 4)]);
+    cases.extend([
+        split(1, 40, [3, 5, 2]),
+        split(113, 64, [128, 96, 24]),
+        split(799, 24, [1, 70, 16]),
+    ]);
     cases
 }
 
@@ -42,6 +47,21 @@ fn linear_twice() -> Case {
     .normal("x", &[113, 24])
     .normal("w", &[24, 24])
     .normal("bias", &[24])
+}
+
+/// Outputs in three matrices, one of which gets no gradient the second time.
+fn split(rows: usize, inner: usize, widths: [usize; 3]) -> Case {
+    Case::new(format!("linear_split/{rows}x{inner}/{widths:?}"), move |tape, args| {
+        let (x, w) = (args.var("x")?, args.var("w")?);
+        let again = tape.linear_split(x, w, &widths)?.swap_remove(1);
+        let outs = tape.linear_split(x, w, &widths)?;
+        let mut outs: Vec<Output> =
+            ["a", "b", "c"].into_iter().zip(outs).map(|(n, y)| Output::Var(n, y)).collect();
+        outs.push(Output::Var("again", again));
+        Ok(outs)
+    })
+    .normal("x", &[rows, inner])
+    .normal("w", &[widths.iter().sum(), inner])
 }
 
 /// Narrow layers of one input, each of which also serves alone; one of them gets no gradient the second time.

@@ -4,6 +4,7 @@ mod cases;
 mod group;
 mod naive;
 mod pack;
+mod split;
 mod tape;
 
 use crate::check::Operands;
@@ -14,6 +15,11 @@ pub use group::{
     check_linear_group_fwd,
 };
 pub use pack::{INT8_BLOCK, PackOps, WeightFormat, check_pack_weight, quantize_int8};
+pub use split::{
+    check_linear_split_bwd_input, check_linear_split_bwd_weight, check_linear_split_fwd,
+    linear_split_bwd_input_by_copies, linear_split_bwd_weight_by_copies,
+    linear_split_fwd_by_copies,
+};
 
 /// Rows up to which a linear layer is batch-invariant: every row of the result has the same bits whatever the number
 /// of rows and the other rows are. The oracle and the CPU guarantee it.
@@ -29,6 +35,22 @@ pub trait LinearOps {
     fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
     /// `db[N] = sum_r dy[r] + acc`.
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
+    /// `linear_fwd` without a bias, divided by columns into matrices `y_i[R, N_i]` of these widths, which add up to `N`.
+    fn linear_split_fwd(&self, x: &Tensor, w: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>>;
+    /// `dx[R, K] = sum_i dy_i[R, N_i] w_i[N_i, K] + acc`, with `w_i` the rows of `w[N, K]` that belong to `dy_i`.
+    fn linear_split_bwd_input(
+        &self,
+        dys: &[Tensor],
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor>;
+    /// `dw[N, K]`, of rows `dy_i[R, N_i]^T x[R, K]`, plus `acc`.
+    fn linear_split_bwd_weight(
+        &self,
+        dys: &[Tensor],
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor>;
 }
 
 /// Validates the operands of [`LinearOps::linear_fwd`].

@@ -4,7 +4,9 @@ use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_real};
 use crate::{
     LinearGroupOps, LinearOps, Result, Tensor, check_linear_bwd_bias, check_linear_bwd_input,
     check_linear_bwd_weight, check_linear_fwd, check_linear_group_bwd_input,
-    check_linear_group_bwd_weight, check_linear_group_fwd,
+    check_linear_group_bwd_weight, check_linear_group_fwd, check_linear_split_bwd_input,
+    check_linear_split_bwd_weight, check_linear_split_fwd, linear_split_bwd_input_by_copies,
+    linear_split_bwd_weight_by_copies, linear_split_fwd_by_copies,
 };
 
 impl LinearOps for Naive {
@@ -30,6 +32,31 @@ impl LinearOps for Naive {
         check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let db = backward_bias(matrix(dy)?);
         self.plus(acc, self.tensor(dy.device(), db, [dy.cols()]))
+    }
+
+    fn linear_split_fwd(&self, x: &Tensor, w: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
+        check_linear_split_fwd(self, x, w, widths)?;
+        linear_split_fwd_by_copies(self, x, w, widths)
+    }
+
+    fn linear_split_bwd_input(
+        &self,
+        dys: &[Tensor],
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        check_linear_split_bwd_input(self, dys, w, acc.as_ref())?;
+        linear_split_bwd_input_by_copies(self, dys, w, acc)
+    }
+
+    fn linear_split_bwd_weight(
+        &self,
+        dys: &[Tensor],
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        check_linear_split_bwd_weight(self, dys, x, acc.as_ref())?;
+        linear_split_bwd_weight_by_copies(self, dys, x, acc)
     }
 }
 
