@@ -2,7 +2,7 @@
 
 use fox_tensor::{
     Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor,
-    check_gated_norm_bwd, check_gated_norm_fwd,
+    check_gated_norm_bwd, check_gated_norm_fwd, gate_then_norm_bwd, gate_then_norm_fwd,
 };
 use rayon::prelude::*;
 
@@ -13,11 +13,17 @@ use crate::simd::{Level, Simd, dot, map, map_two, sigmoid, simd_fn, sum, update}
 impl GatedNormOps for Cpu {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
         check_gated_norm_fwd(self, inputs)?;
+        if inputs.normalizes_gated() {
+            return gate_then_norm_fwd(self, inputs);
+        }
         self.produce(inputs.x.shape(), inputs.x.device(), |y| forward(self, inputs, y))
     }
 
     fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
         check_gated_norm_bwd(self, dy, inputs)?;
+        if inputs.normalizes_gated() {
+            return gate_then_norm_bwd(self, dy, inputs);
+        }
         self.run(|| backward(self, dy, inputs))
     }
 }

@@ -67,6 +67,7 @@ fn large(device: &Device) -> Vec<Vec<f32>> {
         groups: 4,
         eps: 1e-6,
         act: Activation::Sigmoid,
+        gate_first: false,
     };
     results.extend(backend.gated_norm_bwd(&gate, &inputs).unwrap().dnorm);
     results.iter().map(|x| x.to_f32().unwrap()).collect()

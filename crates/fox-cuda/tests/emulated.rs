@@ -126,6 +126,16 @@ fn short_convolution_matches_its_definition() {
 }
 
 #[test]
+fn norm_of_gated_rows_matches_its_definition() {
+    let variants = [
+        "BF16=1 VEC=8 WARPS=3 CHUNKS=2 WIDTH=1536",
+        "BF16=0 VEC=8 WARPS=1 CHUNKS=1 WIDTH=200",
+        "BF16=0 VEC=1 WARPS=4 CHUNKS=2 WIDTH=203",
+    ];
+    run("gate_first", &["gate_first"], &variants);
+}
+
+#[test]
 fn matmuls_are_batch_invariant() {
     // Equal K splits give equal bits.
     let odd = "WIDTHS=32,96,1056";

@@ -26,7 +26,8 @@ impl RecomputeOps for Cuda {
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
         fox_tensor::check_gated_norm_bwd(self, &dy, inputs)?;
-        Ok(self.timed("gated_norm bwd", || self.gated_backward_with_output(dy, inputs))?)
+        let _span = self.span("gated_norm bwd")?;
+        self.gated_backward_with_output(dy, inputs)
     }
 
     fn glu_bwd_with_output(

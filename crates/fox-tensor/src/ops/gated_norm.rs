@@ -1,4 +1,4 @@
-//! Output of a mixer: `rms_groups(x; norm) * act(gate)`, norm and gate optional.
+//! Output of a mixer: `rms_groups(x; norm) * act(gate)`, or `rms_groups(x * act(gate); norm)`, norm and gate optional.
 
 use crate::cases::{Case, Output};
 use crate::check::Operands;
@@ -6,7 +6,8 @@ use crate::naive::{Act, Matrix, Naive, matrix, maybe_matrix, maybe_real, rms_bac
 use crate::tape::{Saved, Tape, Var, slot_of, value_of, wants};
 use crate::{Activation, Backend, Result, Tensor};
 
-/// Operands of `gated_norm`: `y = rms_groups(x; norm) * act(gate)`, norm and gate are optional.
+/// Operands of `gated_norm`: `y = rms_groups(x; norm) * act(gate)`, or with `gate_first` `rms_groups(x * act(gate);
+/// norm)`; norm and gate are optional.
 #[derive(Clone, Debug)]
 pub struct GatedNormInputs<'a> {
     /// Input `[R, C]`.
@@ -21,6 +22,44 @@ pub struct GatedNormInputs<'a> {
     pub eps: f32,
     /// Nonlinearity of the gate.
     pub act: Activation,
+    /// Whether the norm comes after the gate.
+    pub gate_first: bool,
+}
+
+impl GatedNormInputs<'_> {
+    /// Whether both operands are there, the gate first.
+    pub fn normalizes_gated(&self) -> bool {
+        self.gate_first && self.norm.is_some() && self.gate.is_some()
+    }
+
+    /// The gate alone, and the norm alone of its result `gated`.
+    fn steps<'a>(&'a self, gated: Option<&'a Tensor>) -> GatedNormInputs<'a> {
+        match gated {
+            None => GatedNormInputs { norm: None, groups: 1, gate_first: false, ..self.clone() },
+            Some(x) => GatedNormInputs { x, gate: None, gate_first: false, ..self.clone() },
+        }
+    }
+}
+
+/// [`GatedNormOps::gated_norm_fwd`] of inputs with the gate first, as two ops.
+pub fn gate_then_norm_fwd<B: GatedNormOps + ?Sized>(
+    backend: &B,
+    inputs: &GatedNormInputs<'_>,
+) -> Result<Tensor> {
+    let gated = backend.gated_norm_fwd(&inputs.steps(None))?;
+    backend.gated_norm_fwd(&inputs.steps(Some(&gated)))
+}
+
+/// [`GatedNormOps::gated_norm_bwd`] of inputs with the gate first, as two ops.
+pub fn gate_then_norm_bwd<B: GatedNormOps + ?Sized>(
+    backend: &B,
+    dy: &Tensor,
+    inputs: &GatedNormInputs<'_>,
+) -> Result<GatedNormGrads> {
+    let gate = inputs.steps(None);
+    let gated = backend.gated_norm_fwd(&gate)?;
+    let norm = backend.gated_norm_bwd(dy, &inputs.steps(Some(&gated)))?;
+    Ok(GatedNormGrads { dnorm: norm.dnorm, ..backend.gated_norm_bwd(&norm.dx, &gate)? })
 }
 
 /// Gradients of the gated norm.
@@ -36,7 +75,7 @@ pub struct GatedNormGrads {
 
 /// The gated norm on a device.
 pub trait GatedNormOps {
-    /// `rms_groups(x; norm) * act(gate)`, norm and gate are optional.
+    /// `rms_groups(x; norm) * act(gate)`, or in the other order; norm and gate are optional.
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor>;
     /// Gradients of `gated_norm_fwd`.
     fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads>;
@@ -74,6 +113,33 @@ impl Tape<'_> {
         eps: f32,
         act: Activation,
     ) -> Result<Var> {
+        self.gated_norm_in_order(x, norm, gate, groups, eps, act, false)
+    }
+
+    /// `rms_groups(x[R, C] * act(gate[R, C]); norm[C])`.
+    pub fn gate_then_norm(
+        &mut self,
+        x: &Var,
+        norm: &Var,
+        gate: &Var,
+        groups: usize,
+        eps: f32,
+        act: Activation,
+    ) -> Result<Var> {
+        self.gated_norm_in_order(x, Some(norm), Some(gate), groups, eps, act, true)
+    }
+
+    #[allow(clippy::too_many_arguments)] // those of the two above
+    fn gated_norm_in_order(
+        &mut self,
+        x: &Var,
+        norm: Option<&Var>,
+        gate: Option<&Var>,
+        groups: usize,
+        eps: f32,
+        act: Activation,
+        gate_first: bool,
+    ) -> Result<Var> {
         let inputs = GatedNormInputs {
             x: x.value(),
             norm: norm.map(Var::value),
@@ -81,13 +147,14 @@ impl Tape<'_> {
             groups,
             eps,
             act,
+            gate_first,
         };
         let y = self.device.backend().gated_norm_fwd(&inputs)?;
         let needs_grad = x.needs_grad() || wants(norm) || wants(gate);
         let again = (x.value.clone(), value_of(norm), value_of(gate));
         let out = self.cheap_output(y, needs_grad, true, move |device| {
             let (norm, gate) = (again.1.as_ref(), again.2.as_ref());
-            let inputs = GatedNormInputs { x: &again.0, norm, gate, groups, eps, act };
+            let inputs = GatedNormInputs { x: &again.0, norm, gate, groups, eps, act, gate_first };
             device.backend().gated_norm_fwd(&inputs)
         });
         let (x_slot, n_slot, g_slot, out_slot) = (x.slot, slot_of(norm), slot_of(gate), out.slot);
@@ -102,7 +169,7 @@ impl Tape<'_> {
             let deferred = own.map_or_else(Vec::new, Saved::take_deferred);
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let (norm, gate) = (norm.as_ref(), gate.as_ref());
-            let inputs = GatedNormInputs { x: &x, norm, gate, groups, eps, act };
+            let inputs = GatedNormInputs { x: &x, norm, gate, groups, eps, act, gate_first };
             let grads = if deferred.is_empty() {
                 device.backend().gated_norm_bwd(&dy, &inputs)?
             } else {
@@ -121,11 +188,17 @@ impl Tape<'_> {
 impl GatedNormOps for Naive {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
         check_gated_norm_fwd(self, inputs)?;
+        if inputs.normalizes_gated() {
+            return gate_then_norm_fwd(self, inputs);
+        }
         Ok(self.like(inputs.x, gated(inputs)?.forward()))
     }
 
     fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
         check_gated_norm_bwd(self, dy, inputs)?;
+        if inputs.normalizes_gated() {
+            return gate_then_norm_bwd(self, dy, inputs);
+        }
         let (dx, dgate, dnorm) = gated(inputs)?.backward(matrix(dy)?);
         Ok(GatedNormGrads {
             dx: self.like(inputs.x, dx),
@@ -219,7 +292,24 @@ pub(crate) fn cases() -> Vec<Case> {
             }
         }
     }
+    for (rows, width, groups) in
+        [(1, 8, 1), (65, 203, 7), (113, 768, 1), (37, 1536, 1), (799, 7, 1)]
+    {
+        cases.push(gate_then_norm((rows, width, groups)));
+    }
     cases
+}
+
+fn gate_then_norm((rows, width, groups): (usize, usize, usize)) -> Case {
+    let name = format!("gated_norm/gate first/Silu/{rows}x{width}/g{groups}");
+    Case::new(name, move |tape, args| {
+        let (x, norm, gate) = (args.var("x")?, args.var("norm")?, args.var("gate")?);
+        let y = tape.gate_then_norm(x, norm, gate, groups, 1e-6, Activation::Silu)?;
+        Ok(vec![Output::Var("y", y)])
+    })
+    .normal("x", &[rows, width])
+    .normal("norm", &[width])
+    .normal("gate", &[rows, width])
 }
 
 fn gated_norm(

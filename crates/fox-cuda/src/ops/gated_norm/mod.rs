@@ -1,6 +1,11 @@
 //! Output norm and gate: `y = rms(x) * act(gate)` per head.
 
-use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
+use fox_tensor::{
+    DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor, gate_then_norm_bwd,
+    gate_then_norm_fwd,
+};
+
+mod gate_first;
 
 use super::head_fragments::{self, HeadGrid, activation_code};
 use crate::backend::{Cuda, Operand, address};
@@ -49,7 +54,9 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    head_fragments::variants(GATED)
+    let mut all = head_fragments::variants(GATED);
+    all.extend(gate_first::variants());
+    all
 }
 
 impl Cuda {
@@ -58,7 +65,11 @@ impl Cuda {
         &self,
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,
-    ) -> Result<(GatedNormGrads, Tensor)> {
+    ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
+        if inputs.normalizes_gated() && inputs.groups > 1 {
+            let grads = gate_then_norm_bwd(self, &dy, inputs)?;
+            return Ok((grads, gate_then_norm_fwd(self, inputs)?));
+        }
         let y = self.replaced(dy)?;
         // SAFETY: `dy` has the shape of `x`, as validated at entry, and its replacement too.
         let grads = unsafe { self.gated_gradients(y.from, y.to, inputs)? };
@@ -73,6 +84,10 @@ impl Cuda {
         y: u64,
         inputs: &GatedNormInputs<'_>,
     ) -> Result<GatedNormGrads> {
+        if inputs.normalizes_gated() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.gate_first_gradients(dy, y, inputs) };
+        }
         let (width, device, dtype) = (inputs.x.cols(), inputs.x.device(), self.activations());
         let grid = grid_of(dtype, inputs, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
@@ -131,9 +146,17 @@ fn grid_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> HeadGr
 impl GatedNormOps for Cuda {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_gated_norm_fwd(self, inputs)?;
+        if inputs.normalizes_gated() && inputs.groups > 1 {
+            return gate_then_norm_fwd(self, inputs);
+        }
         let _span = self.span("gated_norm fwd")?;
         let dtype = self.activations();
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
+        if inputs.normalizes_gated() {
+            // SAFETY: the operands are validated at entry; the output is allocated from their shapes.
+            unsafe { self.gate_first_forward(at, inputs)? };
+            return Ok(y);
+        }
         let grid = grid_of(dtype, inputs, false);
         let (p, _operands) = self.gated_params(inputs, &grid)?;
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
@@ -149,6 +172,9 @@ impl GatedNormOps for Cuda {
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<GatedNormGrads> {
         fox_tensor::check_gated_norm_bwd(self, dy, inputs)?;
+        if inputs.normalizes_gated() && inputs.groups > 1 {
+            return gate_then_norm_bwd(self, dy, inputs);
+        }
         let _span = self.span("gated_norm bwd")?;
         let dy = self.activation(dy)?;
         // SAFETY: `dy` has the shape of `x`, as validated at entry.

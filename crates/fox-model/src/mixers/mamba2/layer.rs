@@ -100,8 +100,7 @@ impl Mixer for Mamba2Layer {
         let y = if o.norm_before_gate {
             tape.gated_norm(&y, Some(&norm), Some(&z), o.groups, eps, silu)?
         } else {
-            let gated = tape.gated_norm(&y, None, Some(&z), 1, eps, silu)?;
-            tape.gated_norm(&gated, Some(&norm), None, o.groups, eps, silu)?
+            tape.gate_then_norm(&y, &norm, &z, o.groups, eps, silu)?
         };
         Ok(tape.linear(&y, &var(self.out_proj), None)?.into())
     }
@@ -109,9 +108,8 @@ impl Mixer for Mamba2Layer {
     fn saved_activations(&self) -> SavedActivations {
         let o = &self.options;
         // Gate logits, raw and convolved channels, time steps and their source, the outputs of the
-        // scan, of the gate and of the norm.
-        let outputs = if o.norm_before_gate { 2 } else { 3 };
-        let kept = (1 + outputs) * o.inner() + 2 * o.conv_width() + 3 * o.heads;
+        // scan and of the norm.
+        let kept = 3 * o.inner() + 2 * o.conv_width() + 3 * o.heads;
         SavedActivations { per_token: kept + saved_states(o.shape().scan), cheap_per_token: 0 }
     }
 }

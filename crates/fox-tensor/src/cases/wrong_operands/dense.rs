@@ -151,7 +151,7 @@ fn norms(calls: &mut Calls<'_>) -> Result<()> {
     }
     fn gated(t: &[Tensor], groups: usize) -> GatedNormInputs<'_> {
         let (norm, gate) = (Some(&t[1]), Some(&t[2]));
-        GatedNormInputs { x: &t[0], norm, gate, groups, eps: 1e-6, act: ACT }
+        GatedNormInputs { x: &t[0], norm, gate, groups, eps: 1e-6, act: ACT, gate_first: false }
     }
     let operands = [
         real("x", &[3, 8], &[0, 1]),
