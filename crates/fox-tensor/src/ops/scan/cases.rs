@@ -85,6 +85,19 @@ pub(crate) fn cases() -> Vec<Case> {
             }));
         }
     }
+    // As many heads and chunks as training has: a device need not split the heads that share keys.
+    let many = Segments::uniform(270, 9);
+    cases.push(scan(ScanCase {
+        update: StateUpdate::Add,
+        decay: Decay::Head(Mild),
+        write: true,
+        skip: true,
+        state: false,
+        heads: (24, 1),
+        dims: (8, 8),
+        layout: ("many", many),
+        rows: 270 * 9,
+    }));
     // Heads as wide as published ones, whose tiles are larger.
     let wide =
         [(Decay::None, (128, 128)), (Decay::Head(Mild), (96, 192)), (Decay::Head(Wild), (64, 160))];

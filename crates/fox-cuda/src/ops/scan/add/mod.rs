@@ -24,8 +24,9 @@ const STEP_THREADS: usize = 256;
 const SUM_THREADS: usize = 256;
 /// State elements per thread of `scan_carry`.
 const CARRY_PER_THREAD: usize = 4;
-/// Maximum heads per thread block, as in `scan_add.cuh`.
+/// Maximum heads per thread block, as in `scan_add.cuh` and `scan_add_bwd.cu`.
 const MAX_HEADS: usize = 16;
+const MAX_HEADS_BWD: usize = 24;
 /// Segments up to this length are scanned token by token.
 const STEPWISE_LEN: usize = 8;
 
@@ -98,13 +99,30 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     of(SCAN_ADD).chain(of(SCAN_ADD_BWD)).collect()
 }
 
+/// How the heads of a key head are divided over thread blocks.
+#[derive(Clone, Copy)]
+struct HeadSplits {
+    /// Thread blocks.
+    count: usize,
+    /// Heads of a thread block.
+    heads: usize,
+}
+
+impl HeadSplits {
+    /// At least `wanted` splits of `group` heads, with at most `most` heads each.
+    fn new(group: usize, wanted: usize, most: usize) -> Self {
+        let heads = group.div_ceil(wanted.max(group.div_ceil(most)));
+        HeadSplits { count: group.div_ceil(heads), heads }
+    }
+}
+
 /// A call of the scan: variant, tables and operands.
 struct AdditiveScan<'a> {
     cuda: &'a Cuda,
     shape: ScanShape,
     table: Arc<ChunkTable>,
-    /// Thread blocks over which the heads of a key head are split.
-    splits: usize,
+    /// How `scan_grads` divides the heads of a key head; the other kernels' division is in `params`.
+    grads_splits: HeadSplits,
     /// Whether segments cover all rows.
     covered: bool,
     /// Parameters common to all kernels.
@@ -128,20 +146,30 @@ impl<'a> AdditiveScan<'a> {
         // Heads of a block share the loads of keys; but there must be enough blocks to fill the GPU.
         let enough = 2 * cuda.gpu.processors() as usize;
         let wanted = enough.div_ceil((table.count * spec.key_heads).max(1)).min(group);
-        let heads_per_block = group.div_ceil(wanted.max(group.div_ceil(MAX_HEADS)));
-        let splits = group.div_ceil(heads_per_block);
+        let splits = HeadSplits::new(group, wanted, MAX_HEADS);
+        // Without splits there are no partial gradients of keys and queries to be written and added up.
+        let grads_splits = HeadSplits::new(group, wanted, MAX_HEADS_BWD);
         let (x, operands) = cuda.scan_operands(inputs, spec)?;
         let params = ScanAddParams {
             x,
             chunks: table.chunks.address().into(),
             segments: table.segments.address().into(),
             row_count: rows,
-            splits,
-            heads_per_block,
+            splits: splits.count,
+            heads_per_block: splits.heads,
             ..ScanAddParams::default()
         };
         let covered = table.covered == rows;
-        Ok(AdditiveScan { cuda, shape, table, splits, covered, params, spec, _operands: operands })
+        Ok(AdditiveScan {
+            cuda,
+            shape,
+            table,
+            grads_splits,
+            covered,
+            params,
+            spec,
+            _operands: operands,
+        })
     }
 
     /// An output by row, zeroed first if some rows are outside every segment.
@@ -165,7 +193,7 @@ impl<'a> AdditiveScan<'a> {
     /// # Safety
     /// The addresses in `params` must be those of the operands of this scan and of buffers allocated from their shapes.
     unsafe fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {
-        let chunk_grid = [self.table.count, self.spec.key_heads * self.splits];
+        let chunk_grid = [self.table.count, self.spec.key_heads * params.splits];
         let state_len = self.spec.heads * self.shape.state_len();
         let state_grid = [self.spec.segments.len(), state_len / (CARRY_PER_THREAD * CARRY_THREADS)];
         let (source, grid, threads, shared) = match entry {
@@ -223,11 +251,11 @@ impl<'a> AdditiveScan<'a> {
 
     /// Buffer for the gradient of queries or keys.
     fn key_output(&self, like: &Tensor) -> Result<KeyOutput> {
-        if self.splits == 1 {
+        if self.grads_splits.count == 1 {
             let dtype = self.cuda.activations();
             return Ok(KeyOutput::Final(self.rows_output(like.shape(), dtype, like.device())?));
         }
-        let shape = [self.splits, like.len()];
+        let shape = [self.grads_splits.count, like.len()];
         Ok(KeyOutput::Partial(self.rows_output(shape.into(), DType::F32, like.device())?))
     }
 
@@ -238,7 +266,7 @@ impl<'a> AdditiveScan<'a> {
             KeyOutput::Partial(splits) => splits,
         };
         let (sum, at) = self.cuda.output(like.shape(), self.cuda.activations(), like.device())?;
-        let (splits, count) = (self.splits, like.len() as u64);
+        let (splits, count) = (self.grads_splits.count, like.len() as u64);
         let params = ScanSum { to: at.into(), from: from.into(), splits, count };
         let kernel = self.kernel(SCAN_ADD_BWD, "scan_sum")?;
         let blocks = like.len().div_ceil(self.shape.vec * SUM_THREADS);
@@ -367,6 +395,8 @@ impl Cuda {
             d_log_decay: at(&dlog_decay).into(),
             d_write: at(&dwrite).into(),
             d_skip: skip_partials.as_ref().map_or(0, Buffer::address).into(),
+            splits: scan.grads_splits.count,
+            heads_per_block: scan.grads_splits.heads,
             ..params
         };
         // SAFETY: as above; gradients are allocated from the shapes of the operands.

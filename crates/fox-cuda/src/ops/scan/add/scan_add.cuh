@@ -6,7 +6,12 @@
 #include "scan.cuh"
 
 // Heads that share keys and are processed by one thread block, one after the other; a warp scans the decays of each.
-constexpr int MAX_HEADS = CHANNELS ? 1 : 16;
+// Their gates must leave shared memory for two blocks of the forward's kernels. The backward, of which one block fits,
+// takes more (scan_add_bwd.cu).
+#ifndef MOST_HEADS
+#define MOST_HEADS 16
+#endif
+constexpr int MAX_HEADS = CHANNELS ? 1 : MOST_HEADS;
 constexpr int STATE = DK * DV;
 // Pipeline stages: heads in flight or in shared memory.
 constexpr int STAGES = BF16 && DK * DV <= 128 * 64 ? 2 : 1;

@@ -9,6 +9,7 @@
 // these products and added last.
 //
 // Compile-time: see scan_add.cuh.
+#define MOST_HEADS 24
 #include "scan_channel.cuh"
 
 // Gradients of the values of one head, and partial sums for those of its write strengths, from dW.

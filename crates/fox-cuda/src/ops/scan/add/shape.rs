@@ -4,8 +4,9 @@ use fox_tensor::{DType, ScanSpec};
 
 use crate::{Error, Result};
 
-/// Upper bound on the static shared memory of the kernels.
+/// Upper bounds on the static shared memory of the kernels, and of those of the backward.
 const STATIC_BYTES: usize = 24 * 1024;
+const STATIC_BYTES_BWD: usize = 26 * 1024;
 
 /// Compile-time parameters of the kernels; see `scan_add.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +51,10 @@ impl ScanShape {
         };
         let shapes = [64, 32, 16].map(|chunk| ScanShape { chunk, ..largest });
         let wanted = |shape: &ScanShape| {
-            let forward = shape.states_bytes().max(shape.read_bytes());
-            if backward { forward.max(shape.grads_bytes()) } else { forward }
+            let forward = shape.states_bytes().max(shape.read_bytes()) + STATIC_BYTES;
+            if backward { forward.max(shape.grads_bytes() + STATIC_BYTES_BWD) } else { forward }
         };
-        let fits = |shape: &ScanShape| wanted(shape) + STATIC_BYTES <= shared_bytes;
+        let fits = |shape: &ScanShape| wanted(shape) <= shared_bytes;
         shapes.into_iter().find(fits).ok_or_else(|| {
             let detail = format!(
                 "states of {} x {} do not fit into the {shared_bytes} bytes of shared memory of this GPU",
