@@ -77,7 +77,7 @@ simd_fn! {
             match ops.norm {
                 None => y.copy_from_slice(x),
                 Some(norm) => {
-                    let w = &norm[at % ops.width..][..g];
+                    let w = &norm[at % norm.len()..][..g];
                     let scale = s.splat(1.0 / (dot(s, x, x) / g as f32 + ops.eps).sqrt());
                     map(s, [x, w], y, |[x, w]| s.mul(s.mul(x, scale), w));
                 }
@@ -109,7 +109,7 @@ simd_fn! {
         for (n, dx) in dx.chunks_exact_mut(g).enumerate() {
             let at = first * ops.width + n * g;
             let (x, dy) = (&ops.x[at..][..g], &dy[at..][..g]);
-            let weights = ops.norm.map(|norm| &norm[at % ops.width..][..g]);
+            let weights = ops.norm.map(|norm| &norm[at % norm.len()..][..g]);
             let rstd = match weights {
                 Some(_) => 1.0 / (dot(s, x, x) / g as f32 + ops.eps).sqrt(),
                 None => 1.0,
@@ -134,7 +134,8 @@ simd_fn! {
                 }
             }
             if let Some(w) = weights {
-                let dnorm = &mut dnorm[at % ops.width..][..g];
+                let len = dnorm.len();
+                let dnorm = &mut dnorm[at % len..][..g];
                 update(s, [dx, x], dnorm, |[dn, x], n| s.mul_add(s.mul(dn, x), scale, n));
                 let along = sum(s, [dx, w, x], |[dn, w, x], sum| s.mul_add(s.mul(dn, w), x, sum));
                 let slope = s.splat(-along * rstd * rstd * rstd / g as f32);
@@ -151,8 +152,10 @@ pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<
     let step = rows_per_task(width);
     let mut dx = cpu.pool().take(len)?;
     let mut dgate = cpu.pool().take(if ops.gate.is_some() { len } else { 0 })?;
-    let mut parts = cpu.pool().take(inputs.x.rows().div_ceil(step) * width)?;
-    let outputs = dx.par_chunks_mut(step * width).zip(parts.par_chunks_mut(width));
+    // Norm weights, which the groups may share.
+    let weights = ops.norm.map_or(width, <[f32]>::len);
+    let mut parts = cpu.pool().take(inputs.x.rows().div_ceil(step) * weights)?;
+    let outputs = dx.par_chunks_mut(step * width).zip(parts.par_chunks_mut(weights));
     if ops.gate.is_some() {
         let outputs = outputs.zip(dgate.par_chunks_mut(step * width)).enumerate();
         outputs.for_each(|(at, ((dx, dnorm), dgate))| {
@@ -167,7 +170,7 @@ pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<
     let dnorm = match inputs.norm {
         None => None,
         Some(norm) => {
-            let mut dnorm = cpu.pool().zeros(width)?;
+            let mut dnorm = cpu.pool().zeros(weights)?;
             sum_partials(&parts, &mut dnorm);
             Some(cpu.tensor(dnorm, norm.shape(), device))
         }

@@ -12,7 +12,7 @@ use crate::{Activation, Backend, Result, Tensor};
 pub struct GatedNormInputs<'a> {
     /// Input `[R, C]`.
     pub x: &'a Tensor,
-    /// Norm weights `[C]`.
+    /// Norm weights `[C]`, or those of one group `[C / groups]`, shared by all.
     pub norm: Option<&'a Tensor>,
     /// Gate logits `[R, C]`.
     pub gate: Option<&'a Tensor>,
@@ -69,7 +69,7 @@ pub struct GatedNormGrads {
     pub dx: Tensor,
     /// Gradient of the gate logits `[R, C]`; present when there is a gate.
     pub dgate: Option<Tensor>,
-    /// Gradient of the norm weights `[C]`; present when there are some.
+    /// Gradient of the norm weights, shaped like them; present when there are some.
     pub dnorm: Option<Tensor>,
 }
 
@@ -88,7 +88,9 @@ pub fn check_gated_norm_fwd(backend: &dyn Backend, inputs: &GatedNormInputs<'_>)
     operands.require(width > 0 && groups > 0 && width.is_multiple_of(groups), || {
         format!("{groups} groups do not divide width {width}")
     })?;
-    operands.maybe("norm", inputs.norm, &[width])?;
+    if let Some(norm) = inputs.norm {
+        operands.head_weights("norm", norm, width / groups, width)?;
+    }
     operands.maybe("gate", inputs.gate, inputs.x.dims())
 }
 
@@ -103,7 +105,8 @@ pub fn check_gated_norm_bwd(
 }
 
 impl Tape<'_> {
-    /// `rms_groups(x[R, C]; norm[C]) * act(gate[R, C])`, norm and gate are optional.
+    /// `rms_groups(x[R, C]; norm) * act(gate[R, C])`, norm and gate are optional. The norm has weights `[C]`, or `[C /
+    /// groups]` that the groups share.
     pub fn gated_norm(
         &mut self,
         x: &Var,
@@ -238,7 +241,7 @@ impl Gated<'_> {
         let width = self.x.cols / self.groups;
         let scale: Vec<f64> =
             (0..self.x.cols).map(|c| rstd(&x[c / width * width..][..width], self.eps)).collect();
-        ((0..x.len()).map(|c| x[c] * scale[c] * w[c]).collect(), scale)
+        ((0..x.len()).map(|c| x[c] * scale[c] * w[c % w.len()]).collect(), scale)
     }
 
     /// `act(gate)` of one element; 1 without a gate.
@@ -257,7 +260,8 @@ impl Gated<'_> {
 
     /// `(dx, dgate, dnorm)`; the last two only where the operand exists.
     fn backward(&self, dy: Matrix<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-        let (mut dx, mut dgate, mut dnorm) = (Vec::new(), Vec::new(), vec![0.0; self.x.cols]);
+        let (mut dx, mut dgate, mut dnorm) =
+            (Vec::new(), Vec::new(), vec![0.0; self.norm.map_or(0, <[f64]>::len)]);
         for r in 0..self.x.rows {
             let (x, (n, scale)) = (self.x.row(r), self.normed(r));
             let dn: Vec<f64> = (0..x.len()).map(|c| dy.row(r)[c] * self.gate(r, c)).collect();
@@ -271,9 +275,9 @@ impl Gated<'_> {
                 continue;
             };
             for c in 0..x.len() {
-                dnorm[c] += dn[c] * x[c] * scale[c];
+                dnorm[c % w.len()] += dn[c] * x[c] * scale[c];
             }
-            let g: Vec<f64> = dn.iter().zip(w).map(|(d, w)| d * w).collect();
+            let g: Vec<f64> = dn.iter().zip(w.iter().cycle()).map(|(d, w)| d * w).collect();
             let width = x.len() / self.groups;
             for c in (0..x.len()).step_by(width) {
                 dx.extend(rms_backward(&x[c..][..width], scale[c], &g[c..][..width]));
@@ -297,7 +301,23 @@ pub(crate) fn cases() -> Vec<Case> {
     {
         cases.push(gate_then_norm((rows, width, groups)));
     }
+    for (rows, width, groups) in [(1, 8, 2), (65, 203, 7), (113, 768, 6)] {
+        cases.push(shared_norm((rows, width, groups)));
+    }
     cases
+}
+
+/// Groups that share the weights of one.
+fn shared_norm((rows, width, groups): (usize, usize, usize)) -> Case {
+    let name = format!("gated_norm/shared/Silu/{rows}x{width}/g{groups}");
+    Case::new(name, move |tape, args| {
+        let (x, norm, gate) = (args.var("x")?, args.get("norm"), args.get("gate"));
+        let y = tape.gated_norm(x, norm, gate, groups, 1e-6, Activation::Silu)?;
+        Ok(vec![Output::Var("y", y)])
+    })
+    .normal("x", &[rows, width])
+    .normal("norm", &[width / groups])
+    .normal("gate", &[rows, width])
 }
 
 fn gate_then_norm((rows, width, groups): (usize, usize, usize)) -> Case {

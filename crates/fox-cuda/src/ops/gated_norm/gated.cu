@@ -10,7 +10,7 @@ extern "C" __global__ void gated_norm_fwd(PARAMS(GatedForward)) {
     const int d = p.width / p.groups, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Fragment weights;
-    if (p.norm) load_fragment(weights, p.norm + column, at.lane, d);
+    if (p.norm) load_fragment(weights, p.norm + at.head * p.norm_stride, at.lane, d);
     PackedFragment next_x, next_z;
     const size_t begin = size_t(first) * p.width + column;
     fetch(next_x, p.x + begin, at.lane, d);
@@ -52,7 +52,7 @@ extern "C" __global__ void gated_norm_bwd(PARAMS(GatedBackward)) {
     const int d = p.width / p.groups, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Fragment weights, dnorm = {};
-    if (p.norm) load_fragment(weights, p.norm + column, at.lane, d);
+    if (p.norm) load_fragment(weights, p.norm + at.head * p.norm_stride, at.lane, d);
     GatedRow next;
     fetch_row(next, p, dy, size_t(first) * p.width + column, at.lane, d);
     for (int row = first; row < last; ++row) {

@@ -19,13 +19,15 @@ kernel_params! {
     struct GatedParams {
         /// `[R, C]`.
         x: ConstPtr<Real>,
-        /// `[C]`, or null.
+        /// `[C]`, or `[C / groups]` for all groups; or null.
         norm: ConstPtr<f32>,
         /// `[R, C]`, or null.
         gate: ConstPtr<Real>,
         rows: usize,
         groups: usize,
         width: usize,
+        /// From the norm weights of a group to those of the next; 0 where groups share them.
+        norm_stride: usize,
         act: i32,
         rows_per_slice: usize,
         eps: f32,
@@ -106,7 +108,10 @@ impl Cuda {
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op(GATED, "gated_norm_bwd", 0), params)? };
         let dnorm = partial
-            .map(|partial| self.head_weights(&partial, grid.slices, width, width, device))
+            .zip(inputs.norm)
+            .map(|(partial, norm)| {
+                self.head_weights(&partial, grid.slices, width, norm.len(), device)
+            })
             .transpose()?;
         Ok(GatedNormGrads { dx, dgate: dgate.map(|(dgate, _)| dgate), dnorm })
     }
@@ -130,6 +135,10 @@ impl Cuda {
             rows: inputs.x.rows(),
             groups: inputs.groups,
             width: inputs.x.cols(),
+            norm_stride: match inputs.norm {
+                Some(norm) if norm.len() == inputs.x.cols() => norm.len() / inputs.groups,
+                _ => 0,
+            },
             act: activation_code(inputs.act),
             rows_per_slice: grid.rows_per_slice,
             eps: inputs.eps,

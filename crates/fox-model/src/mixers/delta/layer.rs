@@ -130,8 +130,14 @@ impl Mixer for DeltaLayer {
             skip: None,
         };
         let o = scan(tape, &vars, &spec, state)?;
-        let y = head_norm(tape, &o, &var(self.output_norm), &spec, self.norm_eps)?;
-        let y = self.gate_output(tape, x, y, context)?;
+        let norm = var(self.output_norm);
+        let y = match self.output_gate {
+            None => head_norm(tape, &o, &norm, &spec, self.norm_eps)?,
+            Some(id) => {
+                let (z, silu) = (tape.linear(x, &var(id), None)?, Activation::Silu);
+                tape.gated_norm(&o, Some(&norm), Some(&z), spec.heads, self.norm_eps, silu)?
+            }
+        };
         Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
     }
 
@@ -141,27 +147,8 @@ impl Mixer for DeltaLayer {
         // Raw and convolved projections, the logits, the most and the strength of the writes.
         let mut kept = 2 * (2 * keys + values) + 3 * heads;
         kept += if self.decay.is_some() { 2 * heads } else { 0 };
-        // Output, its norm, and the gate's logits and result.
-        kept += if self.output_gate.is_some() { 4 * values } else { 2 * values };
+        // Output, its norm, and the gate's logits.
+        kept += if self.output_gate.is_some() { 3 * values } else { 2 * values };
         SavedActivations { per_token: kept + saved_states(o.shape().scan), cheap_per_token: 0 }
-    }
-}
-
-impl DeltaLayer {
-    /// The norm `y` of the output times the gate, if there is one.
-    fn gate_output(
-        &self,
-        tape: &mut Tape<'_>,
-        x: &Var,
-        y: Var,
-        context: &MixerContext<'_>,
-    ) -> Result<Var> {
-        match self.output_gate {
-            None => Ok(y),
-            Some(id) => {
-                let z = tape.linear(x, &context.params.var(id), None)?;
-                tape.gated_norm(&y, None, Some(&z), 1, 0.0, Activation::Silu)
-            }
-        }
     }
 }

@@ -14,7 +14,7 @@ use super::KdaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
     LayerParams, Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, delta_norm,
-    head_norm, saved_states, scan, write_strength,
+    saved_states, scan, write_strength,
 };
 use crate::params::Init;
 
@@ -128,8 +128,10 @@ impl Mixer for KdaLayer {
             skip: None,
         };
         let o = scan(tape, &vars, &spec, state)?;
-        let y = head_norm(tape, &o, &var(self.output_norm), &spec, self.norm_eps)?;
-        let y = self.gate_output(tape, x, y, context)?;
+        let z = tape.linear(x, &var(self.g_proj[0]), None)?;
+        let z = tape.linear(&z, &var(self.g_proj[1]), Some(&var(self.g_bias)))?;
+        let (norm, sigmoid) = (var(self.output_norm), Activation::Sigmoid);
+        let y = tape.gated_norm(&o, Some(&norm), Some(&z), spec.heads, self.norm_eps, sigmoid)?;
         Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
     }
 
@@ -140,8 +142,8 @@ impl Mixer for KdaLayer {
         let mut kept = 2 * (2 * keys + values) + 3 * heads;
         // The low-rank projections, and log decays with their logits.
         kept += 2 * o.value_dim + 2 * heads * o.key_dim;
-        // Output, its norm, and the gate's logits and result.
-        kept += 4 * values;
+        // Output, its norm, and the gate's logits.
+        kept += 3 * values;
         SavedActivations { per_token: kept + saved_states(o.shape().scan), cheap_per_token: 0 }
     }
 }
@@ -157,20 +159,4 @@ fn activate(
     let segments = context.segments.clone();
     let spec = ConvSpec { activation: Some(Activation::Silu), l2_norm, segments };
     tape.short_conv(x, &one, None, None, &spec)
-}
-
-impl KdaLayer {
-    /// The norm `y` of the output times the gate.
-    fn gate_output(
-        &self,
-        tape: &mut Tape<'_>,
-        x: &Var,
-        y: Var,
-        context: &MixerContext<'_>,
-    ) -> Result<Var> {
-        let var = |id: ParamId| context.params.var(id);
-        let z = tape.linear(x, &var(self.g_proj[0]), None)?;
-        let z = tape.linear(&z, &var(self.g_proj[1]), Some(&var(self.g_bias)))?;
-        tape.gated_norm(&y, None, Some(&z), 1, 0.0, Activation::Sigmoid)
-    }
 }
