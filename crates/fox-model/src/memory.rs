@@ -13,11 +13,13 @@
 //! ```text
 //! training   weights 4 P + optimizer state 8 P
 //! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with those of the loss:
-//!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 256 MiB
+//!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 576 MiB
 //! ```
 //!
 //! `r` values per token that are computed again in the backward pass, `V` tokens in the vocabulary; gradients
 //! appear as activations go. With recomputation `L (a - r)` becomes `2 L D + a`.
+
+use fox_tensor::LOSS_CHUNK_BYTES;
 
 use crate::Result;
 use crate::block::Block;
@@ -25,9 +27,6 @@ use crate::config::ModelConfig;
 use crate::mixers::SavedActivations;
 use crate::model::declare;
 use crate::params::ParamSpec;
-
-/// Bytes of logits that a GPU holds at once.
-const LOGITS: f64 = (256u64 << 20) as f64;
 
 /// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,8 +98,9 @@ impl MemoryEstimate {
         let cache = batch as f64 * (0..config.num_layers).map(state).sum::<f64>();
         let vocab = config.vocab_size as f64;
         let narrow = |per_token: f64| {
-            let loss =
-                4.0 * vocab * width + 2.0 * tokens * width + (2.0 * tokens * vocab).min(LOGITS);
+            let loss = 4.0 * vocab * width
+                + 2.0 * tokens * width
+                + (2.0 * tokens * vocab).min(LOSS_CHUNK_BYTES as f64);
             2.0 * tokens * (per_token + 2.0 * width) + loss
         };
         let (kept, recomputed) = (narrow(blocks - cheap), narrow(2.0 * layers * width + largest));

@@ -1,6 +1,6 @@
 //! Fused output projection and cross-entropy in chunks of rows: the full logits are never materialized.
 
-use fox_tensor::{DType, LossInputs, LossOps, LossOut};
+use fox_tensor::{DType, LOSS_CHUNK_BYTES, LossInputs, LossOps, LossOut};
 
 use super::linear::{GemmOperand, GemmShape};
 use crate::Source;
@@ -35,8 +35,29 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(LOSS)
 }
 
-/// Maximum logits of a chunk.
-const LOGITS: usize = 128 << 20;
+/// Rows and columns of a tile of a large GEMM.
+const TILE: [usize; 2] = [128, 256];
+
+/// Rows of a chunk, from shapes alone. The gradient of `x` has only `width` columns, so that a small chunk has fewer
+/// tiles than the GPU has multiprocessors, and every chunk reads and writes the f32 gradient of `w`. Hence the chunk
+/// between half and all of `limit` rows whose tiles best fill whole waves; of equal ones the largest.
+fn chunk_rows(rows: usize, width: usize, limit: usize, processors: usize) -> usize {
+    let most = limit / TILE[0];
+    if rows <= limit || most == 0 {
+        return limit.clamp(1, rows.max(1));
+    }
+    let columns = width.div_ceil(TILE[1]);
+    // Tiles per slot of all waves, as a fraction.
+    let filled = |bands: usize| {
+        let tiles = bands * columns;
+        (tiles, tiles.div_ceil(processors) * processors)
+    };
+    let better = |a: usize, b: usize| {
+        let ((tiles, slots), (best_tiles, best_slots)) = (filled(a), filled(b));
+        if tiles * best_slots >= best_tiles * slots { a } else { b }
+    };
+    TILE[0] * (most.div_ceil(2)..=most).fold(most.div_ceil(2), |best, bands| better(bands, best))
+}
 
 impl LossOps for Cuda {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
@@ -56,9 +77,10 @@ impl LossOps for Cuda {
         let (x, w) = (self.activation(x)?, self.weights(w)?);
         let weights = weights.map(|x| self.real(x)).transpose()?;
         let labels = memory(labels)?.data.address();
-        let step = (LOGITS / vocab).clamp(1, rows.max(1));
         // Gradients overwrite the logits, in the type of GEMM operands. Without gradients logits are f32.
         let logit_type = if grads.is_some() { dtype } else { DType::F32 };
+        let limit = LOSS_CHUNK_BYTES / (vocab * logit_type.size());
+        let step = chunk_rows(rows, width, limit, self.gpu.processors() as usize);
         let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
         // The teacher only affects the gradient.
         let teacher = match teacher.filter(|_| grads.is_some()) {
@@ -112,5 +134,31 @@ impl LossOps for Cuda {
             unsafe { self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)? };
         }
         Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_fill_whole_waves() {
+        let rows =
+            |rows, width, vocab| chunk_rows(rows, width, LOSS_CHUNK_BYTES / (2 * vocab), 132);
+        // 44 x 3, 33 x 4 and 44 x 6 tiles for 132 multiprocessors.
+        assert_eq!(rows(32768, 768, 50304), 44 * 128);
+        assert_eq!(rows(32768, 1024, 50304), 33 * 128);
+        assert_eq!(rows(16384, 1536, 50304), 44 * 128);
+        // All rows at once, and single rows of a vocabulary beyond the limit.
+        assert_eq!(rows(6000, 768, 50304), 6000);
+        assert_eq!(rows(32768, 512, 256), 32768);
+        assert_eq!(rows(10, 512, LOSS_CHUNK_BYTES), 1);
+        assert_eq!(rows(0, 512, 256), 1);
+        for (count, width, vocab) in
+            [(100_000, 64, 300_000), (9000, 4096, 131_072), (7, 8, 1 << 24)]
+        {
+            let chunk = rows(count, width, vocab);
+            assert!(chunk * vocab * 2 <= LOSS_CHUNK_BYTES.max(vocab * 2), "{chunk} x {vocab}");
+        }
     }
 }
