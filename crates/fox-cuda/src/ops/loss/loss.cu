@@ -64,7 +64,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         return;
     }
-    for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
+    // From the last column to the first: what `row_lse` has read last is still in the L2 cache, which the rows of all
+    // resident blocks together exceed.
+    const int own_columns = max(vocab - int(threadIdx.x) * VEC, 0);
+    const int last = (own_columns + THREADS * VEC - 1) / (THREADS * VEC) - 1;
+    for (int c = (last * THREADS + int(threadIdx.x)) * VEC; c >= 0; c -= THREADS * VEC) {
         float v[VEC];
         load<VEC>(v, x + c);
 #pragma unroll
