@@ -67,8 +67,16 @@ impl Cuda {
         let dtype = self.activations();
         let joined = Data::alloc(&self.gpu, n * inner, dtype)?;
         let columns = JoinedColumns { address: joined.address(), dtype, rows: 1, width: n * inner };
+        // In the type of operands: trained weights need no conversion.
+        let own = weights.iter().map(|w| self.weights(w)).collect::<Result<Vec<_>>>()?;
+        let block = |(w, operand): (&&Tensor, &Operand<'_>)| ColumnBlock {
+            address: operand.address(),
+            width: w.len(),
+            add: false,
+        };
+        let blocks: Vec<ColumnBlock> = weights.iter().zip(&own).map(block).collect();
         // SAFETY: `joined` has `n` rows of `inner` values, and `n` is at least the number of rows of the weights.
-        unsafe { self.join_f32(weights, columns)? };
+        unsafe { self.join_from(&columns, &blocks, dtype)? };
         Ok(joined)
     }
 
