@@ -173,6 +173,9 @@ fn start(args: &Args, count: u16, secret: &Secret) -> Result<Ranks> {
                 // One socket carries little more than 1 GB/s.
                 ("NCCL_SOCKET_NTHREADS", "4"),
                 ("NCCL_NSOCKS_PERTHREAD", "2"),
+                // Of a chunk, every 64 KiB may take another socket: the default of 128 KiB uses two of the eight.
+                // NCCL admits an eighth of its buffer of 4 MiB.
+                ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
             ];
             let unset = settings.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
             command.envs(unset);
