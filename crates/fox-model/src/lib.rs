@@ -58,7 +58,7 @@ pub use config::{Fields, MlpConfig, ModelConfig, Preset, SpecialTokens, Validato
 pub use error::{Error, Result};
 pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
 pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState, SequenceState};
-pub use memory::MemoryEstimate;
+pub use memory::{MemoryEstimate, RecomputedMoments};
 pub use mixers::delta::DeltaConfig;
 pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};

@@ -17,7 +17,14 @@
 //! ```
 //!
 //! `r` values per token that are computed again in the backward pass, `V` tokens in the vocabulary; gradients
-//! appear as activations go. With recomputation `L (a - r)` becomes `2 L D + a`.
+//! appear as activations go.
+//!
+//! ```text
+//! in bf16,   the largest of three moments instead:
+//! recomputed   the loss    2 B T (2 L D + 2 D) with those of the loss as above: no block is in memory
+//!              last block  the same with 2 B T a instead of the logits, which are gone
+//!              first block gradients 4 (P - V D), all but those of the token table, and 2 B T a: no inputs are left
+//! ```
 
 use fox_tensor::LOSS_CHUNK_BYTES;
 
@@ -26,7 +33,28 @@ use crate::block::Block;
 use crate::config::ModelConfig;
 use crate::mixers::SavedActivations;
 use crate::model::declare;
-use crate::params::ParamSpec;
+use crate::params::{ParamGroup, ParamSpec};
+
+/// Bytes of activations in bf16 on a GPU at the moments of a pass in which blocks are recomputed, one block at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RecomputedMoments {
+    /// The loss: the inputs of all blocks, the logits, and the gradient of the output projection. No block is there.
+    pub loss: f64,
+    /// The backward pass of the last block: the inputs of all blocks, the gradient of the output projection, and one block
+    /// in full. The logits are gone.
+    pub last_block: f64,
+    /// The backward pass of the first block: it alone. All gradients but that of the token table are beside it.
+    pub first_block: f64,
+}
+
+impl RecomputedMoments {
+    /// Bytes of activations and gradients where they are most, for `gradients` bytes of complete gradients beside the
+    /// first block.
+    pub fn peak(&self, gradients: f64) -> f64 {
+        self.loss.max(self.last_block).max(self.first_block + gradients)
+    }
+}
 
 /// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,8 +74,10 @@ pub struct MemoryEstimate {
     pub cache: f64,
     /// Activations of a training step in bf16 on a GPU, with the gradients of the loss.
     pub activations_bf16: f64,
-    /// The same when every block is recomputed.
-    pub activations_bf16_recomputed: f64,
+    /// The same at the moments of a pass in which every block is recomputed.
+    pub recomputed_bf16: RecomputedMoments,
+    /// Gradients beside the first block: all but that of the token table, which comes last.
+    pub gradients_of_blocks: f64,
     /// All of a training step in bf16 on a GPU.
     pub train_bf16: f64,
     /// The same when every block is recomputed.
@@ -97,21 +127,30 @@ impl MemoryEstimate {
         };
         let cache = batch as f64 * (0..config.num_layers).map(state).sum::<f64>();
         let vocab = config.vocab_size as f64;
+        let logits = (2.0 * tokens * vocab).min(LOSS_CHUNK_BYTES as f64);
         let narrow = |per_token: f64| {
-            let loss = 4.0 * vocab * width
-                + 2.0 * tokens * width
-                + (2.0 * tokens * vocab).min(LOSS_CHUNK_BYTES as f64);
+            let loss = 4.0 * vocab * width + 2.0 * tokens * width + logits;
             2.0 * tokens * (per_token + 2.0 * width) + loss
         };
-        let (kept, recomputed) = (narrow(blocks - cheap), narrow(2.0 * layers * width + largest));
-        let train = |activations: f64| 4.0 * all + optimizer + activations.max(4.0 * trained);
+        let (kept, inputs) = (narrow(blocks - cheap), narrow(2.0 * layers * width));
+        let first_block = 2.0 * tokens * largest;
+        let last_block = inputs - logits + first_block;
+        let moments = RecomputedMoments { loss: inputs, last_block, first_block };
+        let gradients = 4.0 * trained;
+        let tables = specs.iter().filter(|spec| spec.trainable);
+        let tables = tables.filter(|spec| spec.group == ParamGroup::Embedding);
+        let gradients_of_blocks =
+            gradients - 4.0 * tables.map(|spec| spec.count() as f64).sum::<f64>();
+        let recomputed = moments.peak(gradients_of_blocks);
+        let train = |activations: f64| 4.0 * all + optimizer + activations.max(gradients);
         Ok(MemoryEstimate {
             activations_bf16: kept,
-            activations_bf16_recomputed: recomputed,
+            recomputed_bf16: moments,
+            gradients_of_blocks,
             train_bf16: train(kept),
             train_bf16_recomputed: train(recomputed),
             weights: 4.0 * all,
-            gradients: 4.0 * trained,
+            gradients,
             optimizer,
             activations: 4.0 * tokens * (blocks + 3.0 * width),
             activations_recomputed: 4.0 * tokens * (2.0 * layers * width + largest + 3.0 * width),
