@@ -165,7 +165,7 @@ fn matmuls_are_batch_invariant() {
             eight_rounded,
             &[
                 "TILES=0 NT=2 K_SPLITS=8 DEPTH=3 GLU=1 INT8=1",
-                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 CLUSTER=1 GLU=1 SPLIT=0",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 GLU=1 SPLIT=0",
             ],
         ),
         (
@@ -190,24 +190,24 @@ fn matmuls_are_batch_invariant() {
             &[
                 "TILES=1 BM=64 BN=64 WM=2 WN=2 K_SPLITS=8 STAGES=6 GLU=0 SPLIT=1",
                 "TILES=1 BM=128 BN=128 WM=2 WN=4 K_SPLITS=8 STAGES=3 GLU=0 SPLIT=1",
-                "HOPPER=1 BM=64 BN=8 K_SPLITS=8 STAGES=12 CLUSTER=2 GLU=0 SPLIT=1",
-                "HOPPER=1 BM=128 BN=64 K_SPLITS=8 STAGES=6 CLUSTER=4 GLU=0 SPLIT=1",
+                "HOPPER=1 BM=64 BN=8 K_SPLITS=8 STAGES=12 GLU=0 SPLIT=1",
+                "HOPPER=1 BM=128 BN=64 K_SPLITS=8 STAGES=6 GLU=0 SPLIT=1",
             ],
         ),
         (
             four,
             &[
                 "TILES=0 NT=1 K_SPLITS=4 DEPTH=12 GLU=0",
-                "HOPPER=1 BM=64 BN=32 K_SPLITS=4 STAGES=9 CLUSTER=1 GLU=0 SPLIT=0",
-                "HOPPER=1 BM=64 BN=64 K_SPLITS=4 STAGES=6 CLUSTER=2 GLU=0 SPLIT=0",
-                "HOPPER=1 BM=128 BN=128 K_SPLITS=4 STAGES=3 CLUSTER=4 GLU=0 SPLIT=0",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=4 STAGES=9 GLU=0 SPLIT=0",
+                "HOPPER=1 BM=64 BN=64 K_SPLITS=4 STAGES=6 GLU=0 SPLIT=0",
+                "HOPPER=1 BM=128 BN=128 K_SPLITS=4 STAGES=3 GLU=0 SPLIT=0",
             ],
         ),
         (
             eight,
             &[
                 "TILES=0 NT=2 K_SPLITS=8 DEPTH=3 GLU=1",
-                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 CLUSTER=1 GLU=1 SPLIT=0",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 GLU=1 SPLIT=0",
             ],
         ),
     ];

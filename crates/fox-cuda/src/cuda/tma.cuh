@@ -79,34 +79,6 @@ DEVICE void bulk_load(void* dst, const void* src, u32 bytes, u64* bar) {
         : "memory");
 }
 
-// Clusters: thread blocks that run at the same time and reach each other's shared memory.
-DEVICE u32 cluster_rank() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// Waits for all threads of the cluster.
-DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-// Arrives at the barrier in the same place of another thread block of the cluster.
-DEVICE void mbarrier_arrive_at(u64* bar, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(smem_address(bar)),
-        "r"(rank)
-        : "memory");
-}
-// Bulk copy to the same place of all thread blocks of the cluster in `mask`, which completes on the barrier of each.
-DEVICE void bulk_load_multicast(void* dst, const void* src, u32 bytes, u64* bar, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-            smem_address(dst)),
-        "l"(src), "r"(bytes), "r"(smem_address(bar)), "h"(mask)
-        : "memory");
-}
-
 // Makes generic-proxy writes to shared memory visible to wgmma and bulk copies.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The same for all memory.

@@ -18,7 +18,6 @@ typedef unsigned long long u64;
 
 #define __global__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __grid_constant__
 #define __shared__ static
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -111,8 +110,6 @@ static std::vector<Meeting> warps, blocks;
 static jmp_buf scheduler;
 static int current, block_threads;
 static std::function<void()> kernel;
-// Whether blocks at once follow each other along y instead of x.
-static bool along_y = false;
 
 // Lets the other threads run.
 inline void pass_turn() {
@@ -166,8 +163,7 @@ inline void run_blocks(Index first, unsigned count, int threads) {
             if (fiber.ended) continue;
             running = true;
             threadIdx = {unsigned(current % threads), 0, 0};
-            blockIdx = first;
-            (along_y ? blockIdx.y : blockIdx.x) += current / threads;
+            blockIdx = {first.x + current / threads, first.y, first.z};
             if (_setjmp(scheduler) != 0) continue;
             if (fiber.begun) _longjmp(fiber.at, 1);
             fiber.begun = true;
@@ -185,19 +181,6 @@ inline void launch(Index grid, int threads, std::function<void()> body) {
             }
         }
     }
-}
-
-// The same with the blocks of a cluster at once, which follow each other along y.
-inline void launch_clusters(Index grid, unsigned cluster, int threads, std::function<void()> body) {
-    kernel = body;
-    gridDim = grid;
-    along_y = true;
-    for (unsigned z = 0; z < grid.z; ++z) {
-        for (unsigned y = 0; y < grid.y; y += cluster) {
-            for (unsigned x = 0; x < grid.x; ++x) run_blocks({x, y, z}, cluster, threads);
-        }
-    }
-    along_y = false;
 }
 
 // The same with all blocks at once, each with its own shared memory.

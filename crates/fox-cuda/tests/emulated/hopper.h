@@ -124,23 +124,6 @@ inline void bulk_load(void* dst, const void* src, u32 bytes, u64* barrier) {
     memcpy(dst, src, bytes);
     receive(barrier, bytes);
 }
-// Clusters: the blocks that run at once.
-inline u32 cluster_rank() { return block_rank(); }
-inline void cluster_sync() {
-    static Meeting meeting;
-    const long round = arrive(meeting, int(fibers.size()));
-    wait_while([&] { return meeting.round == round; }, "a cluster");
-}
-template <class T>
-T* in_block(const T* p, u32 rank) {
-    return reinterpret_cast<T*>(block_memories.at(rank)->bytes + smem_address(p));
-}
-inline void mbarrier_arrive_at(u64* barrier, u32 rank) { mbarrier_arrive(in_block(barrier, rank)); }
-inline void bulk_load_multicast(void* dst, const void* src, u32 bytes, u64* barrier, u32 mask) {
-    for (u32 rank = 0; mask >> rank; ++rank) {
-        if (mask >> rank & 1) bulk_load(in_block(static_cast<u8*>(dst), rank), src, bytes, in_block(barrier, rank));
-    }
-}
 struct BulkStore {
     void* dst;
     const void* src;

@@ -84,8 +84,7 @@ static void check(int width) {
     for (int n = 0; n < count; ++n) {
         maps.maps[n] = TensorMap{w[n].data(), width, sizes[n], GLU ? 2 : 1, GLU ? 2 : 1, GLU ? 8 : BM};
     }
-    const unsigned whole = (blocks + CLUSTER - 1) / CLUSTER * CLUSTER;
-    launch_clusters({2, whole, SPLITS}, CLUSTER, THREADS, [&] { decode_matmul_sm90(maps, p); });
+    launch({2, unsigned(blocks), SPLITS}, THREADS, [&] { decode_matmul_sm90(maps, p); });
 #elif TILES
     launch({2, unsigned(blocks), SPLITS}, THREADS, [&] { decode_matmul_tiled(p); });
 #endif

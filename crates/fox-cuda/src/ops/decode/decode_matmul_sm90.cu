@@ -7,10 +7,10 @@
 //
 // One thread of a further warp copies slabs of 64 columns to a ring of stages: weights by TMA from plain row-major
 // matrices, with GLU 8 gates and the 8 values that belong to them in turn; rows of x, which lie in swizzled slabs
-// [K / 64][rows][64] (`blocked` in decode.cuh), by bulk copies. The thread blocks of a cluster have different weights and
-// the same rows: each copies a part of the rows to all, since the L2 cache delivers less than the tensor cores take.
+// [K / 64][rows][64] (`blocked` in decode.cuh), by bulk copies. Every thread block reads all of its rows: sharing them in
+// clusters of two by multicast lost a third of the speed with 64 rows.
 //
-// Compile-time: BM weight rows (with GLU half of them gates), BN rows, K_SPLITS, STAGES, CLUSTER, SPLIT, GLU.
+// Compile-time: BM weight rows (with GLU half of them gates), BN rows, K_SPLITS, STAGES, SPLIT, GLU.
 #define SLABS 1
 #include "decode.cuh"
 #include "tma.cuh"
@@ -22,7 +22,6 @@ constexpr int THREADS = CONSUMERS + 32;
 constexpr int RESULTS = GLU ? 8 : 16;      // outputs of 16 weight rows
 constexpr int WEIGHTS = BM * 64;           // weights per stage
 constexpr int STAGE = WEIGHTS + BN * 64;
-constexpr int SHARE = BN / CLUSTER;        // rows that a thread block of a cluster copies
 constexpr u32 STAGE_BYTES = 2 * STAGE;
 constexpr int MATRICES = sizeof(DecodeMatmul::matrices) / sizeof(DecodeMatrix);
 
@@ -31,7 +30,7 @@ struct WeightMaps {
     TensorMap maps[MATRICES];
 };
 
-// A ring of stages and the barriers of each: bytes that have arrived, and warps of the cluster that have read.
+// A ring of stages and the barriers of each: bytes that have arrived, and warps that have read.
 struct Stages {
     u16* memory;
     u64 *full, *empty;
@@ -44,25 +43,16 @@ struct Stages {
         if (threadIdx.x == 0) {
             for (int s = 0; s < STAGES; ++s) {
                 mbarrier_init(full + s, 1);
-                mbarrier_init(empty + s, CONSUMERS / 32 * (CLUSTER > 1 ? CLUSTER : WARP_ARRIVALS));
+                mbarrier_init(empty + s, CONSUMERS / 32 * WARP_ARRIVALS);
             }
             mbarrier_init_fence();
         }
-        synchronize();
-    }
-    // Of all threads that use the barriers.
-    DEVICE static void synchronize() {
-        if constexpr (CLUSTER > 1) cluster_sync();
-        else __syncthreads();
+        __syncthreads();
     }
     // By all lanes of a warp that has read a stage.
     DEVICE void release(int stage) const {
         __syncwarp();
-        if constexpr (CLUSTER > 1) {
-            if (threadIdx.x % 32 < CLUSTER) mbarrier_arrive_at(empty + stage, threadIdx.x % 32);
-        } else {
-            mbarrier_arrive_warp(empty + stage);
-        }
+        mbarrier_arrive_warp(empty + stage);
     }
 };
 
@@ -70,7 +60,6 @@ struct Stages {
 DEVICE void copy_slabs(const DecodeMatmul& p, const TensorMap* weights, int first_result, const Stages& stages,
                        int begin, int end) {
     const size_t rows = size_t(gridDim.x) * BN;
-    const int share = CLUSTER > 1 ? cluster_rank() * SHARE : 0;
     const auto copy_weights = [&](int stage, int slab) {
         mbarrier_expect(stages.full + stage, STAGE_BYTES);
 #pragma unroll
@@ -80,10 +69,8 @@ DEVICE void copy_slabs(const DecodeMatmul& p, const TensorMap* weights, int firs
         }
     };
     const auto copy_rows = [&](int stage, int slab) {
-        u16* to = stages.rows(stage) + share * 64;
-        const u16* from = p.x + (slab * rows + size_t(blockIdx.x) * BN + share) * 64;
-        if constexpr (CLUSTER > 1) bulk_load_multicast(to, from, SHARE * 128, stages.full + stage, (1 << CLUSTER) - 1);
-        else bulk_load(to, from, SHARE * 128, stages.full + stage);
+        const u16* from = p.x + (slab * rows + size_t(blockIdx.x) * BN) * 64;
+        bulk_load(stages.rows(stage), from, BN * 128, stages.full + stage);
     };
     // Only weights may be read before the predecessor has ended.
     const int filled = min(STAGES, end - begin);
@@ -130,7 +117,7 @@ DEVICE void multiply_slabs(float (&total)[BN / 2], const Stages& stages, int sla
     }
 }
 
-extern "C" __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     decode_matmul_sm90(const __grid_constant__ WeightMaps maps, const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
     u16* const memory = reinterpret_cast<u16*>(block_memory(STAGES * (STAGE_BYTES + 16)));
@@ -141,7 +128,7 @@ extern "C" __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(THR
     const Stages stages(memory);
     stages.init();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // The matrix of this block, and its first tile of 16 weight rows; none in a thread block that completes a cluster.
+    // The matrix of this block, and its first tile of 16 weight rows.
     const int n = matrix_index(p);
     const DecodeMatrix matrix = p.matrices[n];
     const int first_tile = (blockIdx.y - matrix.first_block) * (BM / 16);
@@ -152,8 +139,6 @@ extern "C" __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(THR
             copy_slabs(p, &maps.maps[n], first_tile * RESULTS, stages, first_split * slabs / K_SPLITS,
                        last_split * slabs / K_SPLITS);
         }
-        __syncwarp();
-        if (CLUSTER > 1) cluster_sync();
         return;
     }
     wait_for_predecessor();
@@ -180,6 +165,4 @@ extern "C" __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(THR
             }
         }
     }
-    // Until then the others of the cluster arrive at the barriers of this thread block.
-    if (CLUSTER > 1) cluster_sync();
 }

@@ -57,9 +57,6 @@ pub(super) const MAX_ROWS: usize = 256;
 
 /// Columns of a slab of the wgmma kernel.
 const SLAB: usize = 64;
-/// Thread blocks of a cluster of that kernel, which share the rows. Larger ones leave multiprocessors idle where the
-/// clusters do not fill a GPC.
-const CLUSTER: usize = 2;
 /// Largest number of rows for which weights go to registers instead of shared memory.
 pub(super) const FEW_ROWS: usize = 16;
 
@@ -236,14 +233,6 @@ impl Tiling {
         results.div_ceil(if glu { weights / 2 } else { weights })
     }
 
-    /// Thread blocks for all matrices, of which `blocks` have outputs: whole clusters.
-    pub(super) fn whole_clusters(self, blocks: usize) -> usize {
-        match self {
-            Tiling::Wgmma { .. } => blocks.next_multiple_of(CLUSTER),
-            Tiling::Few { .. } | Tiling::Many { .. } => blocks,
-        }
-    }
-
     /// Of the tensor of a matrix that TMA reads, `[1 or with GLU 2][outputs][K]`, the rows and outputs of a box.
     pub(super) fn weight_box(self) -> Option<[usize; 2]> {
         match self {
@@ -294,7 +283,6 @@ impl Tiling {
                 ("BN", bn),
                 ("K_SPLITS", k_splits),
                 ("STAGES", stages),
-                ("CLUSTER", CLUSTER),
                 ("GLU", glu.into()),
                 ("SPLIT", split.into()),
             ],

@@ -199,7 +199,7 @@ pub(super) unsafe fn launch_product(
     let (count, blocks) = number_blocks(&mut params.matrices, tiling);
     params.matrix_count = count;
     let width = params.width;
-    let grid = [tiling.row_blocks(rows), tiling.whole_clusters(blocks), tiling.k_splits()];
+    let grid = [tiling.row_blocks(rows), blocks, tiling.k_splits()];
     let mut launch = kernel.launch(grid, tiling.threads()).shared(tiling.shared());
     if let Some(weight_box) = tiling.weight_box() {
         launch = launch.opaque(weight_maps(&params.matrices[..count], width, weight_box)?);
