@@ -47,12 +47,18 @@ pub(super) fn with_sinks(mut config: ModelConfig) -> ModelConfig {
 /// Token by token through the decode state against one forward pass.
 pub(super) fn check(args: &Args, device: &Device, log: &mut Log) -> Result<bool> {
     let narrow = device.backend().caps().activation_type == DType::Bf16;
-    let tolerance = if narrow { 0.03 } else { TOLERANCE };
     let mut passed = true;
     let packs = device.backend().caps().packing.is_some();
     let wanted = |name: &str| args.wants(name) && (packs || !name.contains(EIGHT_BIT));
     for (name, config, prompt, batch) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
         let model = model_of(name, config, device)?;
+        let tolerance = match (narrow, name.contains(EIGHT_BIT)) {
+            (true, _) => 0.03,
+            // Activations may be rounded to 8 bits too: where two values differ by a rounding error, some fall on either
+            // side of a boundary.
+            (false, true) => EIGHT_BIT_TOLERANCE,
+            (false, false) => TOLERANCE,
+        };
         // Evicted keys have at most e^-20 of any softmax.
         let policy = model.page_policy(Some(-20.0), 4096)?;
         let paged: Result<Vec<Cache>, _> =
@@ -77,6 +83,9 @@ pub(super) const VOCAB: usize = 97;
 /// In the names of models whose first heads forget everything, and of those with 8-bit weights.
 const CLOSED: &str = "with-closed-gates";
 const EIGHT_BIT: &str = "8-bit";
+
+/// Steps of the rounding are 1/127 of the largest value of a block; a CPU with VNNI is off by 2.6e-3.
+const EIGHT_BIT_TOLERANCE: f64 = 1e-2;
 
 /// A model of a case, with what its name says.
 pub(super) fn model_of(name: &str, config: ModelConfig, device: &Device) -> Result<Model> {
