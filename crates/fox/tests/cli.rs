@@ -256,7 +256,7 @@ fn selftest_without_cases_fails() {
     assert!(stdout(&output).contains("44 comparisons agree"), "{}", stdout(&output));
 }
 
-/// On CPUs that round activations to 8 bits, decoding and the forward pass differ by roundings, which is no failure.
+/// On CPUs that round activations to 8 bits, decoding and the forward pass differ by roundings.
 #[test]
 fn selftest_of_8_bit_decoding_passes() {
     let output =
