@@ -140,7 +140,7 @@ pub fn large_attention() -> Vec<AttentionCase> {
         pair().heads(16, 16, 64),
         pruned(Pruning::Auto).heads(16, 4, 64),
         pruned(Pruning::QkNorm(-10.0, false)).heads(16, 8, 128),
-        pruned(Pruning::Auto).heads(8, 4, 256),
+        pruned(Pruning::Auto).heads(16, 8, 256),
         pair().heads(16, 16, 64).bidirectional(),
         pruned(Pruning::Off).heads(16, 8, 128).bidirectional(),
         pruned(Pruning::Auto).heads(16, 4, 64).stick_breaking(),
