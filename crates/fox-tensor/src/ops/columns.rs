@@ -4,7 +4,7 @@ use crate::cases::{Case, Output};
 use crate::check::Operands;
 use crate::naive::{Naive, matrix};
 use crate::tape::{Tape, Var};
-use crate::{Backend, DType, Result, Tensor};
+use crate::{Backend, Result, Tensor};
 
 /// Slices and concatenation of columns on a device.
 pub trait ColumnOps {
@@ -42,16 +42,7 @@ impl Tape<'_> {
         let outs: Vec<_> = outputs.iter().map(|out| (out.slot, out.value.shape())).collect();
         let (x_slot, device) = (x.slot, self.device.clone());
         self.push(move |flow| {
-            let grads: Vec<Option<Tensor>> =
-                outs.iter().map(|(slot, _)| flow.take(*slot)).collect();
-            if grads.iter().all(Option::is_none) {
-                return Ok(());
-            }
-            let or_zeros = |(grad, (_, shape)): (Option<Tensor>, &(_, _))| match grad {
-                Some(grad) => Ok(grad),
-                None => device.zeros(*shape, DType::F32),
-            };
-            let grads = grads.into_iter().zip(&outs).map(or_zeros).collect::<Result<Vec<_>>>()?;
+            let Some(grads) = flow.take_all(&outs, &device)? else { return Ok(()) };
             flow.add(x_slot, device.backend().join_columns(&grads)?)
         });
         Ok(outputs)

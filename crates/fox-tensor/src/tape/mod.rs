@@ -23,7 +23,7 @@ pub use preceding::{ExtendedKeys, LocalKeys, PendingKeys, PrecedingRows};
 
 use std::sync::Arc;
 
-use crate::{Device, Result, Tensor};
+use crate::{DType, Device, Result, Shape, Tensor};
 use buckets::Buckets;
 use saved::Deferred;
 pub(crate) use saved::Saved;
@@ -159,6 +159,24 @@ impl Flow<'_> {
     /// Takes the gradient so far: the complete gradient of an op's output, or a partial sum.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<Tensor> {
         self.entry(slot)?.take()
+    }
+
+    /// Takes the gradients of all results of an op, given as slots and shapes: zeros for those that have none. `None` if
+    /// no result has a gradient.
+    pub(crate) fn take_all(
+        &mut self,
+        outs: &[(Slot, Shape)],
+        device: &Device,
+    ) -> Result<Option<Vec<Tensor>>> {
+        let grads: Vec<Option<Tensor>> = outs.iter().map(|(slot, _)| self.take(*slot)).collect();
+        if grads.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let or_zeros = |(grad, (_, shape)): (Option<Tensor>, &(Slot, Shape))| match grad {
+            Some(grad) => Ok(grad),
+            None => device.zeros(*shape, DType::F32),
+        };
+        grads.into_iter().zip(outs).map(or_zeros).collect::<Result<_>>().map(Some)
     }
 
     /// Stores a gradient; without a slot it is dropped.

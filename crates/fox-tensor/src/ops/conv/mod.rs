@@ -16,7 +16,7 @@ pub use split::{
 /// Operands of the short convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvInputs<'a> {
-    /// Input `[R, C]`.
+    /// Input `[R, C]`; of the ops that divide their output `[R, W]`, whose first `C` columns are convolved.
     pub x: &'a Tensor,
     /// Filters, `K` taps for every channel, the last one for the current row: `C * K` elements.
     pub weight: &'a Tensor,
@@ -30,7 +30,7 @@ pub struct ConvInputs<'a> {
 impl ConvInputs<'_> {
     /// Number of taps `K`.
     pub fn taps(&self) -> usize {
-        self.weight.len() / self.x.cols().max(1)
+        self.weight.len() / self.weight.rows().max(1)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{ConvGrads, ConvInputs, ConvOps, ConvSpec, check_columns};
 use crate::check::Operands;
 use crate::tape::{Tape, Var, slot_of, value_of, wants};
-use crate::{Backend, ColumnOps, DType, Result, Tensor};
+use crate::{Backend, ColumnOps, Result, Tensor};
 
 /// Widths of the convolved columns of `x` and of the rest, which may be missing.
 fn halves(inputs: &ConvInputs<'_>) -> Vec<usize> {
@@ -104,16 +104,7 @@ impl Tape<'_> {
         let (device, spec, widths) = (self.device.clone(), spec.clone(), widths.to_vec());
         let (x, weight, bias) = (x.value.clone(), weight.value.clone(), value_of(bias));
         self.push(move |flow| {
-            let grads: Vec<Option<Tensor>> =
-                outs.iter().map(|(slot, _)| flow.take(*slot)).collect();
-            if grads.iter().all(Option::is_none) {
-                return Ok(());
-            }
-            let or_zeros = |(grad, (_, shape)): (Option<Tensor>, &(_, _))| match grad {
-                Some(grad) => Ok(grad),
-                None => device.zeros(*shape, DType::F32),
-            };
-            let dys = grads.into_iter().zip(&outs).map(or_zeros).collect::<Result<Vec<_>>>()?;
+            let Some(dys) = flow.take_all(&outs, &device)? else { return Ok(()) };
             let inputs = ConvInputs { x: &x, weight: &weight, bias: bias.as_ref(), before: None };
             let grads = device.backend().short_conv_split_bwd(&dys, &inputs, &widths, &spec)?;
             flow.add(x_slot, grads.dx)?;

@@ -3,7 +3,7 @@
 use super::{LinearOps, check_linear_fwd};
 use crate::check::Operands;
 use crate::tape::{Slot, Tape, Var};
-use crate::{Backend, ColumnOps, DType, Result, Tensor};
+use crate::{Backend, ColumnOps, Result, Tensor};
 
 /// [`LinearOps::linear_split_fwd`] by copies of columns.
 pub fn linear_split_fwd_by_copies<B: LinearOps + ColumnOps + ?Sized>(
@@ -59,7 +59,10 @@ pub fn check_linear_split_bwd_input(
 ) -> Result<()> {
     let operands = Operands::new("linear_split_bwd_input", backend);
     let (width, _) = operands.matrix("weight", w)?;
-    check_gradients(&operands, dys, width)?;
+    let total = check_gradients(&operands, dys)?;
+    operands.require(total == width, || {
+        format!("gradients of {total} outputs for a weight of {width}")
+    })?;
     operands.maybe("acc", acc, &[dys[0].rows(), w.cols()])
 }
 
@@ -72,15 +75,15 @@ pub fn check_linear_split_bwd_weight(
 ) -> Result<()> {
     let operands = Operands::new("linear_split_bwd_weight", backend);
     let (rows, inner) = operands.matrix("x", x)?;
-    let width = dys.iter().map(Tensor::cols).sum();
-    check_gradients(&operands, dys, width)?;
+    let width = check_gradients(&operands, dys)?;
     operands.require(dys[0].rows() == rows, || {
         format!("gradients of {} rows for an input of {rows}", dys[0].rows())
     })?;
     operands.maybe("acc", acc, &[width, inner])
 }
 
-fn check_gradients(operands: &Operands<'_>, dys: &[Tensor], width: usize) -> Result<()> {
+/// Validates gradients of equal row count, at least one: the number of all their columns.
+fn check_gradients(operands: &Operands<'_>, dys: &[Tensor]) -> Result<usize> {
     operands.require(!dys.is_empty(), || "there are no gradients".into())?;
     let mut total = 0;
     for dy in dys {
@@ -88,7 +91,7 @@ fn check_gradients(operands: &Operands<'_>, dys: &[Tensor], width: usize) -> Res
         operands.real("dy", dy, &[dys[0].rows(), own])?;
         total += own;
     }
-    operands.require(total == width, || format!("gradients of {total} outputs instead of {width}"))
+    Ok(total)
 }
 
 impl Tape<'_> {
@@ -102,16 +105,7 @@ impl Tape<'_> {
         let (x_slot, w_slot) = (x.slot, w.slot);
         let (device, x, w) = (self.device.clone(), x.saved(), w.saved());
         self.push(move |flow| {
-            let grads: Vec<Option<Tensor>> =
-                outs.iter().map(|(slot, _)| flow.take(*slot)).collect();
-            if grads.iter().all(Option::is_none) {
-                return Ok(());
-            }
-            let or_zeros = |(grad, (_, shape)): (Option<Tensor>, &(_, _))| match grad {
-                Some(grad) => Ok(grad),
-                None => device.zeros(*shape, DType::F32),
-            };
-            let dys = grads.into_iter().zip(&outs).map(or_zeros).collect::<Result<Vec<_>>>()?;
+            let Some(dys) = flow.take_all(&outs, &device)? else { return Ok(()) };
             let backend = device.backend();
             flow.update(x_slot, |acc| backend.linear_split_bwd_input(&dys, &w.get()?, acc))?;
             drop(w);
