@@ -80,6 +80,15 @@ fn linear(calls: &mut Calls<'_>) -> Result<()> {
     for widths in [&[5, 4][..], &[7], &[usize::MAX, 9], &[]] {
         calls.must_fail(|| format!("split_columns into {widths:?}"), b.split_columns(&x, widths));
     }
+    let w = calls.tensor(&[5, 8])?;
+    for widths in [&[5, 4][..], &[4], &[5, 0], &[usize::MAX, 6], &[]] {
+        let result = b.linear_split_fwd(&x, &w, widths);
+        calls.must_fail(|| format!("linear_split_fwd into {widths:?}"), result);
+    }
+    let result = b.linear_split_bwd_input(&[], &w, None);
+    calls.must_fail(|| "linear_split_bwd_input of nothing".into(), result);
+    let result = b.linear_split_bwd_weight(&[], &x, None);
+    calls.must_fail(|| "linear_split_bwd_weight of nothing".into(), result);
     Ok(())
 }
 
@@ -149,9 +158,9 @@ fn norms(calls: &mut Calls<'_>) -> Result<()> {
             ops.add_rms_norm_bwd_with_output(&t[0], dsum, &saved, acc)
         })?;
     }
-    fn gated(t: &[Tensor], groups: usize) -> GatedNormInputs<'_> {
+    fn gated(t: &[Tensor], groups: usize, gate_first: bool) -> GatedNormInputs<'_> {
         let (norm, gate) = (Some(&t[1]), Some(&t[2]));
-        GatedNormInputs { x: &t[0], norm, gate, groups, eps: 1e-6, act: ACT, gate_first: false }
+        GatedNormInputs { x: &t[0], norm, gate, groups, eps: 1e-6, act: ACT, gate_first }
     }
     let operands = [
         real("x", &[3, 8], &[0, 1]),
@@ -159,17 +168,27 @@ fn norms(calls: &mut Calls<'_>) -> Result<()> {
         real("gate", &[3, 8], &[0, 1]),
         real("dy", &[3, 8], &[0, 1]),
     ];
-    calls.op("gated_norm_fwd", &operands[..3], |b, t| b.gated_norm_fwd(&gated(t, 2)))?;
-    calls.op("gated_norm_bwd", &operands, |b, t| b.gated_norm_bwd(&t[3], &gated(t, 2)))?;
-    if let Some(ops) = recompute {
-        calls.op("gated_norm_bwd_with_output", &operands, |_, t| {
-            ops.gated_norm_bwd_with_output(t[3].clone(), &gated(t, 2))
+    // Groups that share weights, and the gate first, of one group and of several, which take other paths.
+    let shared = [operands[0], real("norm", &[4], &[0]), operands[2], operands[3]];
+    for (operands, groups, first) in
+        [(operands, 2, false), (shared, 2, false), (operands, 1, true), (operands, 2, true)]
+    {
+        calls.op("gated_norm_fwd", &operands[..3], |b, t| {
+            b.gated_norm_fwd(&gated(t, groups, first))
         })?;
+        calls.op("gated_norm_bwd", &operands, |b, t| {
+            b.gated_norm_bwd(&t[3], &gated(t, groups, first))
+        })?;
+        if let Some(ops) = recompute {
+            calls.op("gated_norm_bwd_with_output", &operands, |_, t| {
+                ops.gated_norm_bwd_with_output(t[3].clone(), &gated(t, groups, first))
+            })?;
+        }
     }
     let b = calls.device.backend();
     let tensors = [calls.tensor(&[3, 8])?, calls.tensor(&[8])?, calls.tensor(&[3, 8])?];
     for groups in [0, 3, 16, usize::MAX] {
-        let result = b.gated_norm_fwd(&gated(&tensors, groups));
+        let result = b.gated_norm_fwd(&gated(&tensors, groups, false));
         calls.must_fail(|| format!("gated_norm_fwd with {groups} groups"), result);
     }
     let operands = [real("x", &[3, 8], &[1]), real("dy", &[3, 4], &[0, 1])];

@@ -316,6 +316,11 @@ fn conv(calls: &mut Calls<'_>) -> Result<()> {
         calls.must_fail(|| format!("short_conv_split_fwd into {widths:?}"), result);
     }
     let inputs = ConvInputs { x: &x, weight: &weight, bias: None, before: None };
+    for count in [0, 1, 3] {
+        let result =
+            b.short_conv_split_bwd(&vec![calls.tensor(&[6, 4])?; count], &inputs, &[4, 4], &spec);
+        calls.must_fail(|| format!("short_conv_split_bwd of {count} gradients"), result);
+    }
     let mut wrong: Vec<ConvSpec> = [0, 3, 16]
         .map(|width| ConvSpec { l2_norm: Some(L2Norm { width, eps: 1e-6 }), ..spec.clone() })
         .into();
