@@ -1,10 +1,10 @@
 """PaTH, Wall and Kimi Delta Attention on a GPU: python bench/successors.py (--help for its options)
 
 Values and gradients against float64 first, then milliseconds of a forward with its backward beside
-flash-linear-attention in the same process (`--fla` adds a folder to the import path). Every row runs in a process of
-its own, which ends after `--limit` seconds. Every op is warmed up before it is timed, because Triton tunes its kernels
-in the first calls (`triton_tuning.py` shortens that); rounds alternate, and medians count. What is known is printed at
-once. A check that fails is named and makes the exit status 1.
+flash-linear-attention in the same process (`--fla` adds a folder to the import path). Every row runs in a separate
+process, which is ended after `--limit` seconds: a failure or slow tuning costs one row. Every op is warmed up before it
+is timed, because Triton tunes its kernels in the first calls (`triton_tuning.py` shortens that); rounds alternate, and
+medians count. Results are printed as they come. A check that fails is named and makes the exit status 1.
 """
 
 import argparse
@@ -102,22 +102,20 @@ def theirs(module):
 def speeds():
     """Milliseconds of forward and backward together, medians of rounds that alternate"""
     for number, (name, _, _, _, module) in enumerate(rows(ARGUMENTS.time)):
-        if ARGUMENTS.op not in (None, module) or ARGUMENTS.row not in (None, number):
+        if ARGUMENTS.op not in (None, module):
             continue
-        if ARGUMENTS.row is not None:
-            speed(*rows(ARGUMENTS.time)[number])
-            continue
-        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--only", "speeds", "--row", str(number)]
+        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--row", str(number)]
         try:
             status = subprocess.run(command, timeout=ARGUMENTS.limit).returncode
+            problem = f"its process ended with status {status}" if status else None
         except subprocess.TimeoutExpired:
-            status = f"ended after {ARGUMENTS.limit} s"
-        if status != 0:
-            h200.check(name, False, f"status {status}" if isinstance(status, int) else status)
+            problem = f"not done within {ARGUMENTS.limit:g} s; --limit allows more"
+        if problem:
+            h200.check(name, False, problem)
 
 
 def speed(name, make, op, bar, module):
-    """One row."""
+    """One row, in this process"""
     x = [a.requires_grad_() for a in make()]
     w = torch.randn_like(x[0])
     step = {"foxlm": lambda: torch.autograd.grad(op(*x), x, w)}
@@ -158,7 +156,7 @@ if __name__ == "__main__":
     parser.add_argument("--time", type=int, default=16384, help="tokens of a sequence")
     parser.add_argument("--only", choices=("values", "speeds"), help="one part alone")
     parser.add_argument("--op", choices=("path_attn", "kda", "wall_attn"), help="speeds of one op alone")
-    parser.add_argument("--row", type=int, help="speeds of one row alone, in this process")
+    parser.add_argument("--row", type=int, metavar="N", help="row N alone, from 0, in this process")
     parser.add_argument("--limit", type=float, default=240, help="seconds of a row")
     parser.add_argument("--alone", action="store_true", help="foxlm without flash-linear-attention")
     parser.add_argument(
@@ -168,11 +166,14 @@ if __name__ == "__main__":
     sys.path[:0] = [ARGUMENTS.fla] if ARGUMENTS.fla else []
     if not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch can use; this script is for one")
-    if ARGUMENTS.row is None:
-        print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "foxlm", foxlm.__version__)
+    if ARGUMENTS.row is not None:
+        if not 0 <= ARGUMENTS.row < len(rows(ARGUMENTS.time)):
+            parser.error(f"--row {ARGUMENTS.row}: the rows are 0 to {len(rows(ARGUMENTS.time)) - 1}")
+        speed(*rows(ARGUMENTS.time)[ARGUMENTS.row])
+        sys.exit(1 if h200.FAILED else 0)
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "foxlm", foxlm.__version__)
     for part in (values, speeds):
         if ARGUMENTS.only in (None, part.__name__):
-            part() if ARGUMENTS.row is not None else h200.section(part)
-    if ARGUMENTS.row is None:
-        print(f"\n{len(h200.FAILED)} failed{': ' + ', '.join(h200.FAILED) if h200.FAILED else ''}")
+            h200.section(part)
+    print(f"\n{len(h200.FAILED)} failed{': ' + ', '.join(h200.FAILED) if h200.FAILED else ''}")
     sys.exit(1 if h200.FAILED else 0)

@@ -1,9 +1,9 @@
 """Tuning of Triton kernels in less time: the same configurations, compiled on all cores and timed for a shorter while
 
-Triton compiles the configurations of a kernel one after the other, several seconds each, and times each for an eighth of
-a second. `install()` compiles all of a kernel in parallel before the first is timed, and times each for some
-milliseconds. Which configurations are tried does not change, unless `most` is given: then the first ones of the
-library's list, which makes its kernels slower than they could be.
+Triton compiles the configurations of a kernel one after the other, several seconds each, and times each for an eighth
+of a second. `install()` compiles all of a kernel in parallel before the first is timed, and times each for some
+milliseconds. Which configurations are tried does not change, unless `most` is given: then only the first ones of the
+library's list, with which its kernels may be slower than they could be.
 """
 
 import os
@@ -14,7 +14,8 @@ WARM_UP_MS, TIMED_MS = 1, 5
 
 
 def install(most=None, threads=os.cpu_count()):
-    """Replaces the tuner of this process."""
+    """Replaces the tuner of this process. `most`: configurations of a kernel that are tried, all by default; `threads`:
+    those that compile."""
     import triton
     import triton.testing
     from triton.runtime.autotuner import Autotuner
