@@ -21,7 +21,7 @@ use crate::{Buffer, Error, Float, Result};
 use params::PathParams;
 use passes::{Pass, PathShape, WALK};
 pub(super) use passes::{span_variants, variants};
-use spans::{OlderSpans, SPAN_BLOCKS, span_sizes};
+use spans::{OlderSpans, span_sizes};
 pub(crate) use table::PathTable;
 
 /// Limit on the queries and gradients that the backward stores for each tile and older block, in bytes. Heads, and then
@@ -57,7 +57,7 @@ impl<'a, T: Float> PathCall<'a, T> {
         };
         let tiling = attention.tiling(&tile)?;
         let (gates, bounds) = (attention.gate_prefix(&tiling)?, attention.logit_bounds(&tiling)?);
-        let sizes = span_sizes(attention, SPAN_BLOCKS, bounds.is_some());
+        let sizes = span_sizes(attention, bounds.is_some());
         let table = gpu
             .attention
             .paths

@@ -10,25 +10,24 @@ use crate::ops::attention::Attention;
 use crate::ops::attention::spans::{SpanGradients, dq_len};
 use crate::{Buffer, Float, Gpu, Result};
 
-/// Blocks of PaTH's spans, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of 96 keys at
-/// head dim 64. The smallest bounds the slower walk over blocks; each level multiplies by 4, so that a query has at most
-/// three virtual ones of each.
-pub(super) const SPAN_BLOCKS: [SpanSizes; 2] = [[6, 24, 96, 384], [4, 16, 64, 256]];
+/// Blocks of spans at each level, for head dims to 64 and above: whole tiles of keys of both kernels, the forward's of
+/// 96 keys at head dim 64. The smallest bounds the slower walk over blocks; each level multiplies by 4, so that a query
+/// has at most three virtual ones of each.
+const SPAN_BLOCKS: [SpanSizes; 2] = [[6, 24, 96, 384], [4, 16, 64, 256]];
 /// Limit on the scratch of virtual queries: spans double until it fits.
 const SPAN_BYTES: usize = 4 << 30;
 
-/// Blocks of spans, at least `smallest` of these for head dims to 64 and above. All blocks are one span on GPUs without
-/// wgmma, in f32, and where the op refuses: with pruning, for which the walk over blocks ends early.
+/// Blocks of spans of PaTH and Wall attention. All blocks are one span on GPUs without wgmma, in f32, and where the op
+/// refuses: with pruning, for which the walk over blocks ends early.
 pub(in crate::ops) fn span_sizes<T: Float>(
     attention: &Attention<'_, T>,
-    smallest: [SpanSizes; 2],
     refused: bool,
 ) -> SpanSizes {
     if refused || !attention.has_span_kernels() {
         return [ONE_SPAN; LEVELS];
     }
     let spec = attention.spec;
-    let smallest = smallest[usize::from(spec.head_dim > 64)];
+    let smallest = SPAN_BLOCKS[usize::from(spec.head_dim > 64)];
     let width = spec.head_dim.next_multiple_of(64);
     // x, the gradient of the output, and that of x in f32.
     let tile = PATH_BLOCK * spec.heads * (2 * size_of::<T>() * spec.head_dim + 4 * width);

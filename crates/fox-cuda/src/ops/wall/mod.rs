@@ -24,8 +24,6 @@ const BACKWARD: Source =
 const SPANS: Source =
     source!("wall_spans", ["wall.cuh"], [Segment, BlockRef, PathTile, PathSpan, WallParams]);
 
-/// Blocks of the smallest span, as in PaTH attention.
-const SPAN_BLOCKS: [SpanSizes; 2] = [[6, 24, 96, 384], [4, 16, 64, 256]];
 /// Threads of the kernels over tiles, and of those over rows.
 const THREADS: usize = 128;
 const WARP: usize = 32;
@@ -79,10 +77,11 @@ kernel_params! {
         /// Tiles of 64 rows, and spans older than some.
         older_tiles: ConstPtr<PathTile>,
         older_spans: ConstPtr<PathSpan>,
-        /// Keys at the end of their span, and their values, `[levels, R, H * d]`, values null with one level; virtual queries `[virtual_tiles * 64, H * d]`, like their outputs and
-        /// the gradients of these, null in the forward; statistics `[virtual_tiles * 64, H]`.
+        /// Keys at the end of their span and their values, `[levels, R, H * d]`; values are null with one level.
         kl: Ptr<Real>,
         vl: Ptr<Real>,
+        /// Virtual queries `[virtual_tiles * 64, H * d]`, like their outputs and the gradients of these, null in the
+        /// forward; statistics `[virtual_tiles * 64, H]`.
         xs: Ptr<Real>,
         os: ConstPtr<Real>,
         ds: Ptr<Real>,
@@ -230,7 +229,7 @@ impl<T: Float> Wall<'_, T> {
         };
         // With grouped heads, query heads share values but not keys.
         let refused = plan.is_some() || self.past.is_some() || heads != spec.kv_heads;
-        let sizes = span_sizes(&self.attention, SPAN_BLOCKS, refused);
+        let sizes = span_sizes(&self.attention, refused);
         let span_blocks = sizes[0];
         let table = || {
             gpu.attention
