@@ -105,7 +105,8 @@ struct ConvGrid {
 }
 
 impl ConvGrid {
-    /// For rows of the input `stride` elements apart, and parts of the output of these widths.
+    /// For `rows` rows of an input, `stride` elements apart, of which `width` columns are filtered, and parts of the
+    /// output of these widths.
     fn new(
         dtype: DType,
         [rows, width, stride, taps]: [usize; 4],
@@ -292,7 +293,7 @@ impl ConvOps for Cuda {
         let _span = self.span("short_conv fwd")?;
         let (dtype, rows, all) = (self.activations(), inputs.x.rows(), inputs.x.cols());
         let width = inputs.weight.rows();
-        let shape = [rows, width, all, inputs.weight.len() / width];
+        let shape = [rows, width, all, inputs.taps()];
         let grid = ConvGrid::new(dtype, shape, widths, spec.l2_norm, false);
         let (mut outs, mut own) = (Vec::with_capacity(widths.len() + 1), Vec::new());
         for &width in widths {
@@ -334,7 +335,7 @@ impl ConvOps for Cuda {
         let _span = self.span("short_conv bwd")?;
         let (dtype, rows, all) = (self.activations(), inputs.x.rows(), inputs.x.cols());
         let width = inputs.weight.rows();
-        let taps = inputs.weight.len() / width;
+        let taps = inputs.taps();
         let grid = ConvGrid::new(dtype, [rows, width, all, taps], widths, spec.l2_norm, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
         let partial = self.gpu.alloc::<f32>(grid.grid[1] * (taps + 1) * width)?;

@@ -2,8 +2,8 @@
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs};
 
-use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant};
+use crate::backend::{Cuda, Operand};
 use crate::ops::head_fragments::activation_code;
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -65,6 +65,28 @@ fn both<T>(norm: Option<T>, gate: Option<T>) -> Result<(T, T)> {
 }
 
 impl Cuda {
+    /// Kernel parameters, and the operands they point to.
+    fn gate_first_params<'a>(
+        &self,
+        inputs: &GatedNormInputs<'a>,
+    ) -> Result<(GateFirst, [Operand<'a>; 3])> {
+        let (norm, gate) = both(inputs.norm, inputs.gate)?;
+        let operands = [self.activation(inputs.x)?, self.activation(gate)?, self.real(norm)?];
+        let [x, gate, norm] = operands.each_ref().map(Operand::address);
+        let params = GateFirst {
+            x: x.into(),
+            gate: gate.into(),
+            norm: norm.into(),
+            rows: inputs.x.rows(),
+            width: inputs.x.cols(),
+            act: activation_code(inputs.act),
+            eps: inputs.eps,
+        };
+        Ok((params, operands))
+    }
+
+    /// Writes the norm of gated rows to `y`.
+    ///
     /// # Safety
     /// `y` must be a live matrix of activations shaped like `inputs.x`.
     pub(super) unsafe fn gate_first_forward(
@@ -72,24 +94,15 @@ impl Cuda {
         y: u64,
         inputs: &GatedNormInputs<'_>,
     ) -> Result<()> {
-        let (norm, gate) = both(inputs.norm, inputs.gate)?;
-        let (x, norm, gate) =
-            (self.activation(inputs.x)?, self.real(norm)?, self.activation(gate)?);
-        let (rows, width) = (inputs.x.rows(), inputs.x.cols());
-        let p = GateFirst {
-            x: x.address().into(),
-            gate: gate.address().into(),
-            norm: norm.address().into(),
-            rows,
-            width,
-            act: activation_code(inputs.act),
-            eps: inputs.eps,
-        };
-        let op = over_rows("gate_first_fwd", Variant::rows(self.activations(), width), rows);
+        let (p, _operands) = self.gate_first_params(inputs)?;
+        let variant = Variant::rows(self.activations(), inputs.x.cols());
+        let op = over_rows("gate_first_fwd", variant, inputs.x.rows());
         // SAFETY: the operands are validated at entry, and the caller's promise.
         unsafe { self.launch(&op, GateFirstForward { y: y.into(), p }) }
     }
 
+    /// Gradients from `dy`; recomputes the output in `y`.
+    ///
     /// # Safety
     /// `dy` and `y`, unless it is 0, must be live matrices of activations shaped like `inputs.x`.
     pub(super) unsafe fn gate_first_gradients(
@@ -98,9 +111,7 @@ impl Cuda {
         y: u64,
         inputs: &GatedNormInputs<'_>,
     ) -> Result<GatedNormGrads> {
-        let (norm, gate) = both(inputs.norm, inputs.gate)?;
-        let (x, norm, gate) =
-            (self.activation(inputs.x)?, self.real(norm)?, self.activation(gate)?);
+        let (p, _operands) = self.gate_first_params(inputs)?;
         let (rows, width, device) = (inputs.x.rows(), inputs.x.cols(), inputs.x.device());
         let dtype = self.activations();
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
@@ -115,15 +126,7 @@ impl Cuda {
             y: y.into(),
             partial: partial.address().into(),
             dy: dy.into(),
-            p: GateFirst {
-                x: x.address().into(),
-                gate: gate.address().into(),
-                norm: norm.address().into(),
-                rows,
-                width,
-                act: activation_code(inputs.act),
-                eps: inputs.eps,
-            },
+            p,
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("gate_first_bwd", variant, blocks), params)? };

@@ -12,10 +12,9 @@ use crate::backend::Cuda;
 /// Alignment of operands that the heuristic of cuBLASLt assumes, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Whether rows of `inner` elements that begin where outputs of these widths do are aligned, in bf16 and in f32.
+/// Whether the first rows of these outputs in a weight `[N, inner]` are aligned, in bf16 and so in f32.
 fn is_aligned(widths: impl Iterator<Item = usize>, inner: usize) -> bool {
     widths
-        .into_iter()
         .scan(0, |first, width| {
             let own = *first;
             *first += width;
