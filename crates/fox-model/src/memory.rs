@@ -23,7 +23,8 @@
 //! in bf16,   the largest of three moments instead:
 //! recomputed   the loss    2 B T (2 L D + 2 D) with those of the loss as above: no block is in memory
 //!              last block  the same with 2 B T a instead of the logits, which are gone
-//!              first block gradients 4 (P - V D), all but those of the token table, and 2 B T a: no inputs are left
+//!              first block gradients 4 (P - V D), all but those of the token table (4 P where it is the output
+//!                          projection too), and 2 B T a: no inputs are left
 //! ```
 
 use fox_tensor::LOSS_CHUNK_BYTES;
@@ -41,10 +42,10 @@ use crate::params::{ParamGroup, ParamSpec};
 pub struct RecomputedMoments {
     /// The loss: the inputs of all blocks, the logits, and the gradient of the output projection. No block is there.
     pub loss: f64,
-    /// The backward pass of the last block: the inputs of all blocks, the gradient of the output projection, and one block
-    /// in full. The logits are gone.
+    /// The backward pass of the last block: the inputs of all blocks, the gradient of the output projection, and one
+    /// block in full. The logits are gone.
     pub last_block: f64,
-    /// The backward pass of the first block: it alone. All gradients but that of the token table are beside it.
+    /// The backward pass of the first block: it alone. [`MemoryEstimate::gradients_of_blocks`] are beside it.
     pub first_block: f64,
 }
 
@@ -76,7 +77,8 @@ pub struct MemoryEstimate {
     pub activations_bf16: f64,
     /// The same at the moments of a pass in which every block is recomputed.
     pub recomputed_bf16: RecomputedMoments,
-    /// Gradients beside the first block: all but that of the token table, which comes last.
+    /// Gradients beside the first block: all, but that of a token table that is not the output projection too, which
+    /// comes last.
     pub gradients_of_blocks: f64,
     /// All of a training step in bf16 on a GPU.
     pub train_bf16: f64,
@@ -137,10 +139,11 @@ impl MemoryEstimate {
         let last_block = inputs - logits + first_block;
         let moments = RecomputedMoments { loss: inputs, last_block, first_block };
         let gradients = 4.0 * trained;
-        let tables = specs.iter().filter(|spec| spec.trainable);
-        let tables = tables.filter(|spec| spec.group == ParamGroup::Embedding);
-        let gradients_of_blocks =
-            gradients - 4.0 * tables.map(|spec| spec.count() as f64).sum::<f64>();
+        let table = match config.tie_word_embeddings {
+            true => 0.0,
+            false => count(|spec| spec.trainable && spec.group == ParamGroup::Embedding),
+        };
+        let gradients_of_blocks = gradients - 4.0 * table;
         let recomputed = moments.peak(gradients_of_blocks);
         let train = |activations: f64| 4.0 * all + optimizer + activations.max(gradients);
         Ok(MemoryEstimate {
@@ -191,6 +194,49 @@ mod tests {
         let state = one.weights + one.gradients + one.optimizer;
         assert_eq!(one.train(), state + one.activations);
         assert_eq!(one.train_recomputed(), state + one.activations_recomputed);
+    }
+
+    #[test]
+    fn recomputation_peaks_at_any_of_its_moments() {
+        let (width, layers) = (64, 2);
+        let estimate = |vocab: usize, batch: usize| {
+            let config = ModelConfig::fox_pro(width, layers, 2).with_vocab(vocab);
+            MemoryEstimate::new(&config, batch, 128).unwrap()
+        };
+        let peak = |e: &MemoryEstimate| {
+            assert_eq!(e.train_bf16_recomputed, e.weights + e.optimizer + moment(e).1);
+            moment(e).0
+        };
+        // (name, bytes) of the largest moment.
+        fn moment(e: &MemoryEstimate) -> (&'static str, f64) {
+            let m = e.recomputed_bf16;
+            let all = [
+                ("loss", m.loss),
+                ("last block", m.last_block),
+                ("first block", m.first_block + e.gradients_of_blocks),
+                ("gradients", e.gradients),
+            ];
+            all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+        }
+        // Many logits; few; few tokens, so that gradients of weights are most, also those of a large token table.
+        assert_eq!(peak(&estimate(20_000, 64)), "loss");
+        assert_eq!(peak(&estimate(100, 64)), "last block");
+        assert_eq!(peak(&estimate(100, 1)), "first block");
+        let e = estimate(100, 1);
+        let loss = (4 * 100 * width + 2 * 128 * width + 2 * 128 * 100) as f64;
+        assert_eq!(e.recomputed_bf16.loss, (2 * 128 * (2 * layers + 2) * width) as f64 + loss);
+        assert_eq!(e.gradients - e.gradients_of_blocks, (4 * 100 * width) as f64);
+    }
+
+    #[test]
+    fn gradient_of_a_tied_table_is_there_from_the_loss_on() {
+        let tied = |tie_word_embeddings| {
+            let config = ModelConfig { tie_word_embeddings, ..ModelConfig::fox_pro(64, 2, 2) };
+            MemoryEstimate::new(&config.with_vocab(500), 1, 128).unwrap()
+        };
+        assert_eq!(tied(true).gradients_of_blocks, tied(true).gradients);
+        // Apart from the table, both have the same gradients.
+        assert_eq!(tied(true).gradients_of_blocks, tied(false).gradients_of_blocks);
     }
 
     #[test]
