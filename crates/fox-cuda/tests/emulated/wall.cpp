@@ -59,7 +59,7 @@ static Memory prepare(const Problem& t) {
             m.tiles.push_back(BlockRef{int(n), block});
             PathTile tile = {};
             tile.row = m.rows + block * 64, tile.rows = min(64, t.lengths[n] - block * 64), tile.local = block;
-            tile.keys = t.lengths[n], 
+            tile.keys = t.lengths[n];
             m.older_tiles.push_back(tile);
         }
         m.segments.push_back(s);

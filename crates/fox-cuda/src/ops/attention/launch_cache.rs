@@ -21,7 +21,7 @@ use crate::{Buffer, Float, Gpu, Result, Source};
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
-    /// Tables of PaTH attention, by segments and blocks of a span.
+    /// Tables of PaTH attention, by segments and blocks of a span at each level.
     pub(in crate::ops) paths: LruCache<(Segments, SpanSizes), PathTable>,
     tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,

@@ -67,8 +67,8 @@ pub(super) fn dq_parts(head_dim: usize) -> usize {
     if head_dim > 128 { padded_head_dim(head_dim) / 64 } else { 2 }
 }
 
-/// Floats of dQ scratch per query tile of the Hopper kernel: [`dq_parts`], each with the sums of dS of four warps, or of
-/// its queries where the mask is bidirectional.
+/// Floats of dQ scratch per query tile of the Hopper kernel: [`dq_parts`], each with the sums of dS of four warps, or
+/// of its queries where the mask is bidirectional.
 pub(super) fn dq_scratch_len(head_dim: usize, mask: Mask) -> usize {
     let sums = match mask {
         Mask::Causal => 4 * SUMS,
@@ -86,8 +86,8 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Row statistics `[heads][m_tiles * block_m][4]`: gate prefix hi and lo, delta, log2(e) lse. Zeroes `counters`, those
-    /// of the Hopper kernel for this tiling: a memset would be another launch.
+    /// Row statistics `[heads][m_tiles * block_m][4]`: gate prefix hi and lo, delta, log2(e) lse. Zeroes `counters`,
+    /// those of the Hopper kernel for this tiling: a memset would be another launch.
     pub(super) fn backward_rows(
         &self,
         tiling: &Tiling,

@@ -36,8 +36,8 @@ impl TensorMap {
         let boxes = [64u32, box_heads as u32, box_rows as u32];
         let steps = [1u32; 3];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have the lengths of rank 3 and the map is writable. Only kernels use the address, whose launches
-        // vouch for its buffer.
+        // SAFETY: the arrays have the lengths of rank 3 and the map is writable. Only kernels use the address, whose
+        // launches promise that its buffer is alive.
         let status = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

@@ -38,13 +38,14 @@ DEVICE size_t blocked(int row, int column, int width, size_t rows) {
 #endif
 }
 
-// The weight matrix that this thread block multiplies by.
+// The number of the weight matrix that this thread block multiplies by.
 template <class Matmul>
 DEVICE int matrix_index(const Matmul& p) {
     int n = 0;
     while (n + 1 < p.matrix_count && int(blockIdx.y) >= p.matrices[n + 1].first_block) ++n;
     return n;
 }
+// The matrix itself.
 template <class Matmul>
 DEVICE auto matrix_of_block(const Matmul& p) {
     return p.matrices[matrix_index(p)];

@@ -1,6 +1,7 @@
 // Attention of a head over the pages that its gates have not forgotten, for decode_attend.cu and decode_attend_few.cu.
 //
-// PageSoftmax and Ending repeat the arithmetic of decode_attention and decode_merge.
+// PageSoftmax and Ending repeat the arithmetic of decode_attention and decode_merge: a step has the same bits with one
+// launch and with three, which tests/emulated/steps.cpp compares.
 //
 // Compile-time: HEAD_DIM, ROWS_IN_FLIGHT, SLABS.
 #pragma once
@@ -163,8 +164,8 @@ struct __align__(16) SplitPartials {
     float tops[SPLIT_WARPS], weights[SPLIT_WARPS];
 };
 
-// Attends over the pages of warp `w` of a split. `query` [HEAD_DIM] and `scores` [PAGE] are in shared memory; `now` is
-// the sum of the head's log gates.
+// Attends over the pages that warp `w` of decode_attention has of a split. `query` [HEAD_DIM] and `scores` [PAGE] are in
+// shared memory; `now` is the sum of the head's log gates.
 DEVICE void attend_pages(const DecodeAttentionParams& p, const DecodeToken& row, const DecodeTable& table, int head,
                          const float* query, double now, int split, int w, float* scores, SplitPartials& to) {
     const int lane = threadIdx.x % 32, chunk = lane % LANES;

@@ -1,9 +1,9 @@
 // Attention of decode steps in one launch for few rows, with the bits of decode_attend.
 //
-// A thread block takes one row and head, and a warp one of the pages that the gates have not forgotten: two KV splits at
-// a time, divided as the warps of decode_attention divide them. With a warp per row and head (decode_attend), a chain of
-// pages would take longer than the launches that it saves. The first four warps also write the key, value and gate of
-// the token.
+// A thread block takes one row and head, two KV splits at a time: a warp takes those pages of a split, of the ones that
+// the gates have not forgotten, that a warp of decode_attention would. With one warp per row and head (decode_attend), a
+// few rows would leave the GPU idle while each warp reads page after page. The first four warps also prepare the query
+// and write the key, value and gate of the token.
 //
 // Compile-time: HEAD_DIM, ROWS_IN_FLIGHT, SLABS.
 #include "decode_attend.cuh"

@@ -168,7 +168,8 @@ fn number_blocks(matrices: &mut [DecodeMatrix; MAX_MATRICES], tiling: Tiling) ->
     (count, blocks)
 }
 
-/// The descriptors of a matmul's weights, `[box rows][outputs][width]`; behind those of its matrices the first again.
+/// The descriptors of a matmul's weights, `[1 or with GLU 2][outputs][width]` in boxes of `weight_box` rows and outputs;
+/// unused descriptors repeat the first.
 fn weight_maps(
     matrices: &[DecodeMatrix],
     width: usize,

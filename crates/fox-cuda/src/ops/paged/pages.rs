@@ -46,8 +46,8 @@ struct StoredPages {
 }
 
 impl StoredPages {
-    /// Keeps a slab alive. Pages of one slab often follow each other; where sequences have come and gone, free pages are in
-    /// any order, and each of many thousands is looked up.
+    /// Keeps a slab alive. Pages of one slab often follow each other; where sequences have come and gone, free pages are
+    /// in any order, and each of many thousands is looked up.
     fn keep(&mut self, keys: u64, slab: &Slab) {
         if self.last == keys || self.slabs.contains_key(&keys) {
             self.last = keys;

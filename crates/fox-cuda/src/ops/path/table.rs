@@ -63,6 +63,7 @@ kernel_params! {
         pub(super) first: usize,
         /// Row of the first key.
         pub(super) row: usize,
+        /// Blocks of the span, and its level.
         pub(super) blocks: usize,
         pub(super) level: usize,
         /// Whether its keys are carried on to the end of a span of the next level.
@@ -292,8 +293,8 @@ fn cut(segments: &Segments, sizes: SpanSizes) -> Cut {
     Cut { blocks, tiles, slots, spans, levels }
 }
 
-/// The spans of all levels; sets the first ones of the tiles. `starts` are the first block, first tile and gates of each
-/// segment.
+/// The spans of all levels; sets the first ones of the tiles. `starts` are the first block, first tile and gates of
+/// each segment.
 fn cut_spans(
     segments: &Segments,
     sizes: &SpanSizes,
@@ -398,6 +399,7 @@ mod tests {
         assert_eq!(later[..7], first);
         assert_eq!(later[7..], [[6, 7], [7, 7], [8, 9], [9, 9]]);
     }
+
     #[test]
     fn larger_spans_contain_whole_smaller_ones() {
         // Eleven blocks, the last with 40 keys.

@@ -16,8 +16,8 @@ impl<T> Prepared<T> {
     }
 }
 
-/// Keys at the end of their span `[levels, R, H * d]`, and, unless there is one level, their values and the gate prefixes
-/// of all levels.
+/// Keys at the end of their span `[levels, R, H * d]`, and, unless there is one level, their values and the gate
+/// prefixes of all levels.
 struct Levels<T> {
     kl: Buffer<T>,
     vl: Option<Buffer<T>>,

@@ -6,9 +6,10 @@
 // oldest and carries, per channel, the product `factor` of the decays of the blocks between: s = (x factor) . far. Scores
 // inside a block come from wall_own_scores, where keys decay step by step. No factor exceeds 1, so nothing overflows.
 //
-// Where there are kernels of wgmma, blocks form spans of `span_blocks`, and a block of queries iterates over the blocks
-// of the span that it is in. Keys are decayed to the end of their span (`kl`) and queries to the start of the span
-// after each older one (`xs`): attention of these virtual queries by the kernels of forgetting attention, see wall_spans.cu.
+// Where there are kernels of wgmma, blocks form spans of several sizes (levels, see path.cuh), and a block of queries
+// iterates over the blocks of the smallest span that it is in, of `span_blocks`. Keys are decayed to the end of their
+// spans (`kl`) and queries to the start of the span after each older one (`xs`): attention of these virtual queries by
+// the kernels of forgetting attention, see wall_spans.cu.
 //
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
 #pragma once
