@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn gradient_of_a_tied_table_is_there_from_the_loss_on() {
+    fn tied_tables_have_an_early_gradient() {
         let tied = |tie_word_embeddings| {
             let config = ModelConfig { tie_word_embeddings, ..ModelConfig::fox_pro(64, 2, 2) };
             MemoryEstimate::new(&config.with_vocab(500), 1, 128).unwrap()
