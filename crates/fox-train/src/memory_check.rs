@@ -106,7 +106,7 @@ pub(crate) fn step_bytes(
 struct Activations {
     /// At the loss, with the gradient of the output projection.
     loss: f64,
-    /// After it, when the output projection is no longer in use.
+    /// After the loss, without the output projection.
     after_loss: f64,
     /// Beside the gradients of all blocks, at the end of the backward pass.
     at_end: f64,

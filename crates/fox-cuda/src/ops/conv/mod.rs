@@ -25,7 +25,7 @@ kernel_params! {
     struct ConvPart {
         /// `[R, width]`: written by the forward; its gradient, read by the backward.
         at: Ptr<Real>,
-        /// The first of its columns in the output; `C` where there is no such part.
+        /// Its first column in the output; `C` for an unused part.
         first: usize,
         width: usize,
     }
